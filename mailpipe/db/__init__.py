@@ -1,0 +1,145 @@
+"""The application database: one pool, transactions, and the check that commits are durable.
+
+Statements live as named queries in a `.sql` file beside the module that owns them (`queries.py` loads them) and run on
+plain psycopg connections. SQLAlchemy keeps the pool, the migrations and the reading of segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import psycopg
+import sqlalchemy
+from psycopg.rows import TupleRow
+from sqlalchemy import Engine, event
+from sqlalchemy.engine import URL, make_url
+
+from mailpipe import embedded_postgres
+from mailpipe.errors import DatabaseUnavailable, SettingsError, UnsafeDatabase
+from mailpipe.settings import Settings
+
+Connection = psycopg.Connection[TupleRow]
+
+DATABASE = "mailpipe"
+"""The database on the embedded server."""
+
+
+class Database:
+    """A pool of connections to one PostgreSQL database; safe to share between threads."""
+
+    def __init__(self, url: URL, *, pool_size: int = 5, allow_unsafe_durability: bool = False) -> None:
+        self.url = url
+        self._allow_unsafe = allow_unsafe_durability
+        # A thread that finds the pool empty waits for a connection: back-pressure, not an error.
+        self.engine: Engine = sqlalchemy.create_engine(
+            url,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=3600,
+            pool_pre_ping=True,
+            connect_args={"application_name": "mailpipe", "connect_timeout": 10},
+        )
+        event.listen(self.engine, "connect", self._prepare)
+
+    def _prepare(self, connection: Any, _record: Any) -> None:
+        driver = cast(Connection, connection.driver_connection if hasattr(connection, "driver_connection") else connection)
+        driver.autocommit = True
+        check_durability(driver, allow_unsafe=self._allow_unsafe)
+        driver.autocommit = False
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A pooled connection in autocommit mode: each statement is a transaction of its own.
+
+        Raises:
+            DatabaseUnavailable: the server does not answer.
+            UnsafeDatabase: the server does not make commits durable.
+        """
+        try:
+            pooled = self.engine.raw_connection()
+        except sqlalchemy.exc.OperationalError as error:
+            raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error.orig}") from error
+        try:
+            driver = cast(Connection, pooled.driver_connection)
+            driver.autocommit = True
+            yield driver
+            driver.autocommit = False
+        except psycopg.OperationalError:
+            pooled.invalidate()
+            raise
+        except BaseException:
+            if not driver.closed:
+                driver.rollback()
+                driver.autocommit = False
+            raise
+        finally:
+            pooled.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A pooled connection inside one transaction; commits at the end, rolls back on an error."""
+        with self.connection() as connection, connection.transaction():
+            yield connection
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def check_durability(connection: Connection, *, allow_unsafe: bool = False) -> None:
+    """Refuse a server that may forget a commit, and make this session commit synchronously.
+
+    A call is opened by a commit *before* it is made. If that commit can be lost in a crash of the server, the same
+    people are mailed twice: with commits made asynchronous, a crash test of this protocol doubled 24,600 of 120,000.
+
+    Raises:
+        UnsafeDatabase: fsync or full_page_writes is off.
+    """
+    connection.execute("SET synchronous_commit = on")
+    if allow_unsafe:
+        return
+    for name in ("fsync", "full_page_writes"):
+        row = connection.execute("SELECT current_setting(%s)", (name,)).fetchone()
+        if row is None or row[0] != "on":
+            raise UnsafeDatabase(
+                f"PostgreSQL runs with {name} = {row[0] if row else '?'}: a crash could make mailpipe send twice."
+                f" Set {name} = on and restart the server"
+            )
+
+
+def connect(settings: Settings, *, pool_size: int = 5) -> Database:
+    """The application database of these settings; starts the embedded server if it is the one to use.
+
+    Raises:
+        SettingsError: MAILPIPE_DATABASE_URL is not a PostgreSQL address.
+        DatabaseUnavailable: the server cannot be reached or started.
+    """
+    return Database(url(settings), pool_size=pool_size, allow_unsafe_durability=settings.allow_unsafe_durability)
+
+
+def url(settings: Settings, *, driver: str = "psycopg", database: str | None = None) -> URL:
+    """The address of the application's database, or of another one on the same server, for a named driver.
+
+    The driver is always named: SQLAlchemy 2.1 opens a bare `postgresql://` with psycopg 3, under which Dagster's
+    storage cannot write events (it needs `psycopg2`).
+    """
+    if settings.database_url is None:
+        server = embedded_postgres.ensure_running(settings.var)
+        parsed = make_url(server.url(database or DATABASE))
+    else:
+        parsed = parse_url(settings.database_url)
+        if database is not None:
+            parsed = parsed.set(database=database)
+    return parsed.set(drivername=f"postgresql+{driver}")
+
+
+def parse_url(text: str) -> URL:
+    """Read an address as people write it (`postgres://`, `postgresql://`, with or without a driver)."""
+    try:
+        parsed = make_url(text.replace("postgres://", "postgresql://", 1))
+    except sqlalchemy.exc.ArgumentError as error:
+        raise SettingsError("MAILPIPE_DATABASE_URL: not an address; expected postgresql://user@host:5432/name") from error
+    if parsed.get_backend_name() != "postgresql" or not parsed.database:
+        raise SettingsError("MAILPIPE_DATABASE_URL: expected postgresql://user@host:5432/name with a database name")
+    return parsed

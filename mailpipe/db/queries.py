@@ -1,0 +1,38 @@
+"""Loads named queries: SQL in files, called by name. Nothing here knows what a query means."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
+
+
+class Queries:
+    """The named queries of one `.sql` file, as psycopg takes them. Parameters are written `:name`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        parts = _NAME.split(path.read_text(encoding="utf-8"))
+        self.texts: dict[str, str] = dict(zip(parts[1::2], (text.strip() for text in parts[2::2]), strict=True))
+
+    def __getitem__(self, name: str) -> bytes:
+        return to_psycopg(self.texts[name])
+
+    def filled(self, name: str, **fragments: str) -> bytes:
+        """The query with `{{fragment}}` replaced by SQL of our own settings (never by data)."""
+        text = self.texts[name]
+        for key, fragment in fragments.items():
+            text = text.replace("{{" + key + "}}", fragment)
+        return to_psycopg(text)
+
+
+def beside(module_file: str) -> Queries:
+    """The queries of the module's own file: `ledger.py` owns `ledger.sql`."""
+    return Queries(Path(module_file).with_suffix(".sql"))
+
+
+def to_psycopg(text: str) -> bytes:
+    """`:name` becomes `%(name)s`; casts (`::text`) and percent signs stay what they are."""
+    return _PARAMETER.sub(r"%(\1)s", text.replace("%", "%%")).encode()

@@ -1,0 +1,47 @@
+"""The family of errors that mailpipe raises on purpose. A new kind of mistake gets its class here; what only one
+module raises and catches itself stays in that module.
+
+`UserError` is for what a person can mend: its text names the file, line or field, and says what to do. The command line
+prints the text and exits with 2; a Dagster face shows it as the run's failure. Everything else is a fault of ours or
+of a service, and keeps its traceback.
+"""
+
+
+class MailpipeError(Exception):
+    """Root of all errors raised on purpose."""
+
+
+class UserError(MailpipeError):
+    """Something that the caller asked for cannot be done as asked; the text says what to change."""
+
+
+class SettingsError(UserError):
+    """An environment variable is missing or has a value that mailpipe cannot use."""
+
+
+class SegmentError(UserError):
+    """A segment file cannot be used: its header, its SQL, its columns or its parameters."""
+
+
+class TemplateError(UserError):
+    """A template folder cannot be used: a part is missing, a variable is undeclared, a tag is not understood."""
+
+
+class CampaignError(UserError):
+    """A campaign file is wrong, a campaign does not exist, or its state forbids the move."""
+
+
+class SnapshotError(UserError):
+    """A snapshot was refused; nothing of it was kept."""
+
+
+class ServiceError(MailpipeError):
+    """A service that mailpipe depends on (PostgreSQL, SES) answered in a way that leaves no way on."""
+
+
+class DatabaseUnavailable(ServiceError):
+    """PostgreSQL cannot be reached or cannot be started."""
+
+
+class UnsafeDatabase(ServiceError):
+    """The server does not make commits durable, so a call could be made twice after its crash."""

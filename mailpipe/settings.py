@@ -1,0 +1,169 @@
+"""Every setting of mailpipe, read once from the environment (`MAILPIPE_*`) into one frozen object.
+
+This is the only reader of the environment. A setting has a safe default and a sentence about its consequence; what
+belongs to one campaign is not a setting but a field of its file (`campaign.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mailpipe.errors import SettingsError
+
+DEFAULT_CONSENT_QUERY = """\
+SELECT CAST(user_id AS text) AS user_id FROM users
+WHERE user_id = ANY(CAST(:user_ids AS bigint[])) AND marketing_opt_in AND is_active"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says. Times are in seconds, rates in recipients per second."""
+
+    home: Path
+    """The checkout with `assets/` and `workspace.yaml` (MAILPIPE_HOME; else the nearest one above the current folder)."""
+    var: Path
+    """Where local data lives: the embedded server, journals, Dagster's files (MAILPIPE_VAR, default HOME/var)."""
+    database_url: str | None = None
+    """The team's own PostgreSQL 15-18 (MAILPIPE_DATABASE_URL). Empty: the embedded server is started on demand."""
+    dagster_database: str = "dagster"
+    """The database of Dagster's storage on the same server (MAILPIPE_DAGSTER_DATABASE)."""
+    ses_endpoint: str | None = None
+    """Where SES answers (MAILPIPE_SES_ENDPOINT). Empty: AWS with an own database, else the local stand-in."""
+    ses_region: str = "eu-west-1"
+    """The SES region (MAILPIPE_SES_REGION, else AWS_REGION). Quotas are per account and region."""
+    configuration_set: str = "mailpipe-marketing"
+    """The SES configuration set of campaigns (MAILPIPE_CONFIGURATION_SET): its switch stops marketing alone."""
+    rate: float | None = None
+    """Ceiling for all campaigns together (MAILPIPE_RATE). The account's own limit applies if it is smaller."""
+    threads: int | None = None
+    """Sender threads of one run (MAILPIPE_THREADS). Empty: enough to keep the pace at half a second a call."""
+    lease: float = 120.0
+    """How long a chunk stays with a silent worker (MAILPIPE_LEASE); must exceed the two SES time-outs together."""
+    connect_timeout: float = 5.0
+    """MAILPIPE_CONNECT_TIMEOUT. A connection not made by then certainly carried no call."""
+    read_timeout: float = 60.0
+    """MAILPIPE_READ_TIMEOUT. Too short a time turns late answers into `unknown`; a late answer is the better one."""
+    consent_query: str = DEFAULT_CONSENT_QUERY
+    """Who of `:user_ids` (text[]) may still get marketing (MAILPIPE_CONSENT_QUERY): one column `user_id`, as text."""
+    segment_timeout: float = 300.0
+    """A segment that runs longer than this is stopped by the server (MAILPIPE_SEGMENT_TIMEOUT)."""
+    default_timezone: str = "UTC"
+    """The zone of people who have none that we know (MAILPIPE_DEFAULT_TIMEZONE)."""
+    public_url: str = "http://127.0.0.1:8025"
+    """Where unsubscribe links lead (MAILPIPE_PUBLIC_URL). Must be https when mail leaves for real."""
+    unsubscribe_mailto: str | None = None
+    """An address that takes unsubscribe mails (MAILPIPE_UNSUBSCRIBE_MAILTO); put second into List-Unsubscribe."""
+    unsubscribe_keys: str | None = field(default=None, repr=False)
+    """`id:secret,id:secret`, newest first (MAILPIPE_UNSUBSCRIBE_KEYS). Old keys verify for ever, the first one signs."""
+    allow_unsafe_durability: bool = False
+    """Accept a server with fsync off (MAILPIPE_ALLOW_UNSAFE_DURABILITY=1). Only for throw-away servers of tests."""
+
+    @property
+    def segments(self) -> Path:
+        return self.home / "assets" / "segments"
+
+    @property
+    def templates(self) -> Path:
+        return self.home / "assets" / "templates"
+
+    @property
+    def is_local(self) -> bool:
+        """True when mail can only reach a stand-in: an endpoint override, or the embedded default."""
+        return self.ses_endpoint is not None or self.database_url is None
+
+
+def load(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the settings.
+
+    Raises:
+        SettingsError: a variable has a value that cannot be used; the text names it.
+    """
+    home = Path(environ.get("MAILPIPE_HOME") or _checkout(Path.cwd())).resolve()
+    seconds = {
+        name: _positive(environ, f"MAILPIPE_{name.upper()}", default)
+        for name, default in (
+            ("lease", Settings.lease),
+            ("connect_timeout", Settings.connect_timeout),
+            ("read_timeout", Settings.read_timeout),
+            ("segment_timeout", Settings.segment_timeout),
+        )
+    }
+    threads = _positive(environ, "MAILPIPE_THREADS", None)
+    if threads is not None and (threads != int(threads) or threads > 256):
+        raise SettingsError("MAILPIPE_THREADS: expected a whole number from 1 to 256")
+    settings = Settings(
+        home=home,
+        var=Path(environ.get("MAILPIPE_VAR") or home / "var").resolve(),
+        database_url=environ.get("MAILPIPE_DATABASE_URL") or None,
+        dagster_database=environ.get("MAILPIPE_DAGSTER_DATABASE") or Settings.dagster_database,
+        ses_endpoint=environ.get("MAILPIPE_SES_ENDPOINT") or None,
+        ses_region=environ.get("MAILPIPE_SES_REGION") or environ.get("AWS_REGION") or Settings.ses_region,
+        configuration_set=environ.get("MAILPIPE_CONFIGURATION_SET") or Settings.configuration_set,
+        rate=_positive(environ, "MAILPIPE_RATE", None),
+        threads=None if threads is None else int(threads),
+        consent_query=environ.get("MAILPIPE_CONSENT_QUERY") or DEFAULT_CONSENT_QUERY,
+        default_timezone=environ.get("MAILPIPE_DEFAULT_TIMEZONE") or Settings.default_timezone,
+        public_url=(environ.get("MAILPIPE_PUBLIC_URL") or Settings.public_url).rstrip("/"),
+        unsubscribe_mailto=environ.get("MAILPIPE_UNSUBSCRIBE_MAILTO") or None,
+        unsubscribe_keys=environ.get("MAILPIPE_UNSUBSCRIBE_KEYS") or None,
+        allow_unsafe_durability=environ.get("MAILPIPE_ALLOW_UNSAFE_DURABILITY") == "1",
+        lease=seconds["lease"] or Settings.lease,
+        connect_timeout=seconds["connect_timeout"] or Settings.connect_timeout,
+        read_timeout=seconds["read_timeout"] or Settings.read_timeout,
+        segment_timeout=seconds["segment_timeout"] or Settings.segment_timeout,
+    )
+    if settings.lease <= settings.connect_timeout + settings.read_timeout:
+        raise SettingsError(
+            f"MAILPIPE_LEASE: {settings.lease:g} s must be longer than MAILPIPE_CONNECT_TIMEOUT + MAILPIPE_READ_TIMEOUT"
+            f" ({settings.connect_timeout + settings.read_timeout:g} s), else a slow call outlives its lease"
+        )
+    if not settings.is_local and not settings.public_url.startswith("https://"):
+        raise SettingsError("MAILPIPE_PUBLIC_URL: must start with https:// when mail leaves through AWS (RFC 8058)")
+    return settings
+
+
+def unsubscribe_keys(settings: Settings) -> str:
+    """The signing keys; locally, where no mail can leave, one is made and kept under `var/`.
+
+    Raises:
+        SettingsError: mail would leave for real and MAILPIPE_UNSUBSCRIBE_KEYS is not set.
+    """
+    if settings.unsubscribe_keys:
+        return settings.unsubscribe_keys
+    if not settings.is_local:
+        raise SettingsError(
+            "MAILPIPE_UNSUBSCRIBE_KEYS: not set. Give `1:` and a secret of at least 32 characters; keep it for ever,"
+            " links in mails already sent are verified with it"
+        )
+    path = settings.var / "unsubscribe.key"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(f"1:{secrets.token_urlsafe(32)}")
+    except FileExistsError:
+        pass
+    return path.read_text().strip()
+
+
+def _checkout(start: Path) -> Path:
+    for folder in (start, *start.parents):
+        if (folder / "workspace.yaml").is_file() and (folder / "assets").is_dir():
+            return folder
+    return start
+
+
+def _positive(environ: Mapping[str, str], name: str, default: float | None) -> float | None:
+    text = environ.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise SettingsError(f"{name}: expected a number above 0, got {text!r}")
+    return value
