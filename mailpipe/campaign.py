@@ -1,0 +1,411 @@
+"""A campaign: the file that describes it, its states, and the moves between them.
+
+This module is the only writer of `campaign`, `template_version` and `audit`. Every move is one UPDATE that names the states it
+may start from, so two people (or two sensors) cannot both win. How people are chosen is `snapshot`'s duty, what happened
+to them `ledger`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parseaddr
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import pydantic
+import yaml
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from mailpipe import address, segment, template
+from mailpipe.db import Connection, queries
+from mailpipe.errors import CampaignError
+from mailpipe.ses.client import Ses
+from mailpipe.settings import Settings
+
+QUERIES = queries.beside(__file__)
+
+State = Literal["draft", "approved", "sending", "paused", "done", "cancelled"]
+_DURATION = re.compile(r"^(?:(\d+)h)?\s*(?:(\d+)m)?\s*(?:(\d+)s)?$")
+
+
+def parse_duration(text: object) -> object:
+    """`30m`, `1h30m`, `90s` or a number of seconds -> seconds."""
+    if isinstance(text, str) and not text.strip().isdigit():
+        match = _DURATION.match(text.strip())
+        if match is None or not match.group(0):
+            raise ValueError("expected a duration such as 30m, 1h30m or 90s")
+        hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return hours * 3600 + minutes * 60 + seconds
+    return text
+
+
+class Spec(pydantic.BaseModel):
+    """A campaign file. The launch form in Dagster is made from this model too."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+
+    key: Annotated[
+        str, pydantic.Field(pattern=r"^[a-z0-9_-]{1,63}$", description="Name of the campaign, never reused: a-z 0-9 _ -")
+    ]
+    segment: Annotated[str, pydantic.Field(min_length=1, description="The segment file, without .sql")]
+    parameters: Annotated[
+        dict[str, Any], pydantic.Field(description="Values for the segment's parameters; the rest take their defaults")
+    ] = {}
+    as_of: Annotated[
+        datetime | None, pydantic.Field(description="The instant that the segment sees as now; empty: when frozen")
+    ] = None
+    template: Annotated[str, pydantic.Field(min_length=1, description="The template folder")]
+    sender: Annotated[str, pydantic.Field(description="From: `Shop <news@mail.example.com>`, a verified SES identity")]
+    reply_to: Annotated[str | None, pydantic.Field(description="Where answers go; empty: the sender")] = None
+    topic: Annotated[
+        str, pydantic.Field(pattern=r"^[a-z0-9_-]{1,32}$", description="What people unsubscribe from")
+    ] = "marketing"
+    rate: Annotated[
+        float | None, pydantic.Field(gt=0, le=100_000, description="Recipients per second; empty: the account's limit")
+    ] = None
+    finish_within: Annotated[
+        int | None,
+        pydantic.BeforeValidator(parse_duration),
+        pydantic.Field(gt=0, description="Wanted length of the send, as 30m or in seconds; `plan` refuses what cannot be met"),
+    ] = None
+    chunk_size: Annotated[
+        int, pydantic.Field(ge=100, le=1000, description="People that a sender thread leases at once")
+    ] = 500
+    due_at: Annotated[
+        datetime | None, pydantic.Field(description="Not before this instant, with offset; empty: at once")
+    ] = None
+    default_timezone: Annotated[
+        str | None, pydantic.Field(description="Zone of people without a known one; empty: MAILPIPE_DEFAULT_TIMEZONE")
+    ] = None
+
+    @pydantic.field_validator("as_of", "due_at")
+    @classmethod
+    def _needs_offset(cls, value: datetime | None) -> datetime | None:
+        if value is not None and value.tzinfo is None:
+            raise ValueError("needs an offset, for example 2026-11-27T09:00:00+01:00")
+        return None if value is None else value.astimezone(UTC)
+
+    @pydantic.field_validator("default_timezone")
+    @classmethod
+    def _known_zone(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                ZoneInfo(value)
+            except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+                raise ValueError("not a zone of the IANA database, for example Asia/Ho_Chi_Minh") from error
+        return value
+
+    @pydantic.field_validator("sender", "reply_to")
+    @classmethod
+    def _usable_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            name, plain = parseaddr(value)
+            if not value.isascii() or any(ord(character) < 32 for character in value):
+                raise ValueError("only printable ASCII is allowed here; write the name without accents")
+            try:
+                address.send_form(plain)
+            except address.AddressError as error:
+                raise ValueError("expected an address such as Shop <news@mail.example.com>") from error
+        return value
+
+
+def read_file(path: Path) -> Spec:
+    """Read and check a campaign file.
+
+    Raises:
+        CampaignError: the file cannot be read or a field is wrong; the text names file and fields.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CampaignError(f"{path}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise CampaignError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
+    if not isinstance(content, dict):
+        raise CampaignError(f"{path}: expected fields such as `key:`, `segment:` and `template:`")
+    return parse(content, where=str(path))
+
+
+def parse(content: Mapping[str, Any], *, where: str) -> Spec:
+    """Check the fields of a campaign; `where` names their origin in errors.
+
+    Raises:
+        CampaignError: every wrong field with its reason, one a line.
+    """
+    try:
+        return Spec.model_validate(dict(content))
+    except pydantic.ValidationError as error:
+        lines = [
+            f"{where}: {'.'.join(str(part) for part in item['loc']) or 'file'}: {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors()
+        ]
+        raise CampaignError("\n".join(lines)) from error
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A row of `campaign`. `rate` is in recipients per second, times are UTC."""
+
+    campaign_id: int
+    key: str
+    state: State
+    state_reason: str | None
+    spec: Spec
+    template_version: str | None
+    rate: float | None
+    due_at: datetime
+    author: str
+    approver: str | None
+    created_at: datetime
+    now: datetime
+    """The database's clock when the row was read."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.spec, Spec):
+            object.__setattr__(self, "spec", Spec.model_validate(self.spec))
+
+    @property
+    def pace_sequence(self) -> str:
+        return f"mailpipe.pace_campaign_{self.campaign_id}"
+
+
+def create(connection: Connection, settings: Settings, spec: Spec, *, author: str) -> Campaign:
+    """Record a new campaign as `draft`.
+
+    Raises:
+        CampaignError: the key is taken.
+        SegmentError, TemplateError: what the campaign refers to is missing or broken.
+    """
+    _person(author, "author")
+    segment.bind(segment.find(settings.segments, spec.segment), spec.parameters, spec.as_of or datetime.now(UTC))
+    template.load(settings.templates, spec.template)
+    with connection.transaction():
+        row = connection.execute(
+            QUERIES["create"],
+            {
+                "key": spec.key,
+                "spec": Jsonb(spec.model_dump(mode="json")),
+                "rate": spec.rate,
+                "due_at": spec.due_at,
+                "author": author,
+            },
+        ).fetchone()
+        if row is None:
+            raise CampaignError(f"campaign {spec.key!r} exists already; a key is never used again, choose another")
+        campaign_id = int(row[0])
+        connection.execute(f"CREATE SEQUENCE mailpipe.pace_campaign_{campaign_id}".encode())
+        _audit(connection, campaign_id, author, "create", spec.model_dump(mode="json"))
+    return get(connection, spec.key)
+
+
+def get(connection: Connection, key: str) -> Campaign:
+    """The campaign with this key.
+
+    Raises:
+        CampaignError: there is none.
+    """
+    with connection.cursor(row_factory=class_row(Campaign)) as cursor:
+        found = cursor.execute(QUERIES["get"], {"key": key}).fetchone()
+    if found is None:
+        raise CampaignError(f"no campaign {key!r}; `mailpipe campaign list` shows them")
+    return found
+
+
+def get_all(connection: Connection) -> list[Campaign]:
+    """All campaigns, the newest first."""
+    with connection.cursor(row_factory=class_row(Campaign)) as cursor:
+        return cursor.execute(QUERIES["get_all"]).fetchall()
+
+
+def approve(connection: Connection, settings: Settings, ses: Ses, key: str, *, approver: str) -> Campaign:
+    """Publish the template under a name that never changes, and let the campaign be sent.
+
+    Raises:
+        CampaignError: the campaign is not a draft, or the approver is its author.
+        TemplateError: the template is broken, or SES holds other content under its versioned name.
+    """
+    _person(approver, "approver")
+    found = get(connection, key)
+    if found.state != "draft":
+        raise CampaignError(f"campaign {key!r} is {found.state}; only a draft can be approved")
+    if approver.casefold() == found.author.casefold():
+        raise CampaignError(f"campaign {key!r}: its author cannot approve it; another person must")
+    version = publish(connection, settings, ses, found.spec.template)
+    _move(connection, found, "approve", approver, {"template_version": version, "approver": approver})
+    return get(connection, key)
+
+
+def publish(connection: Connection, settings: Settings, ses: Ses, name: str) -> str:
+    """Put a template's present content into SES and the database; answers its immutable versioned name."""
+    content = template.load(settings.templates, name)
+    ses.publish(content.version, content.published())
+    connection.execute(
+        QUERIES["keep_template"],
+        {"name": content.version, "template": name, "content": Jsonb(content.to_json())},
+    )
+    return content.version
+
+
+def published_template(connection: Connection, found: Campaign) -> template.Template:
+    """The template as it was approved; the folder may have changed since."""
+    row = connection.execute(QUERIES["template"], {"name": found.template_version}).fetchone()
+    if row is None:
+        raise CampaignError(f"campaign {found.key!r} has no published template yet; approve it first")
+    return template.Template.from_json(row[0])
+
+
+def start(connection: Connection, key: str, *, actor: str) -> Campaign:
+    """Open an approved campaign for senders. One that is sending already stays as it is.
+
+    Raises:
+        CampaignError: it is not approved, or has no snapshot.
+    """
+    found = get(connection, key)
+    if found.state == "sending":
+        return found
+    if found.state == "paused":
+        raise CampaignError(f"campaign {key!r} is paused ({found.state_reason}); resume it instead")
+    if found.state != "approved":
+        raise CampaignError(f"campaign {key!r} is {found.state}; only an approved campaign can be started")
+    if connection.execute(QUERIES["has_snapshot"], {"campaign_id": found.campaign_id}).fetchone() is None:
+        raise CampaignError(f"campaign {key!r} has no snapshot yet; run the snapshot first")
+    _move(connection, found, "start", actor)
+    return get(connection, key)
+
+
+def pause(connection: Connection, key: str, *, actor: str, reason: str) -> Campaign:
+    """Stop a campaign: no call is opened any more. Takes effect within one call of each sender thread."""
+    found = get(connection, key)
+    if found.state != "paused":
+        if found.state not in ("approved", "sending"):
+            raise CampaignError(f"campaign {key!r} is {found.state}; only an approved or sending one can be paused")
+        _move(connection, found, "pause", actor, {"reason": reason})
+    return get(connection, key)
+
+
+def halt(connection: Connection, key: str, *, reason: str) -> None:
+    """Pause a sending campaign because the provider refuses it as a whole. A campaign that is not sending stays as it is."""
+    found = get(connection, key)
+    if found.state == "sending":
+        _move(connection, found, "pause", "mailpipe", {"reason": reason}, must=False)
+
+
+def resume(connection: Connection, key: str, *, actor: str) -> Campaign:
+    """Let a paused campaign go on exactly where it stopped."""
+    found = get(connection, key)
+    if found.state != "paused":
+        raise CampaignError(f"campaign {key!r} is {found.state}; only a paused one can be resumed")
+    _move(connection, found, "resume", actor)
+    return get(connection, key)
+
+
+def cancel(connection: Connection, key: str, *, actor: str, reason: str) -> Campaign:
+    """End a campaign for good. Who has no mail yet is `skipped(cancelled)`; calls in flight still record their answers."""
+    found = get(connection, key)
+    if found.state in ("done", "cancelled"):
+        raise CampaignError(f"campaign {key!r} is {found.state} already")
+    with connection.transaction():
+        _move(connection, found, "cancel", actor, {"reason": reason})
+        connection.execute(QUERIES["cancel_chunks"], {"campaign_id": found.campaign_id})
+    return get(connection, key)
+
+
+def change(
+    connection: Connection,
+    settings: Settings,
+    ses: Ses,
+    key: str,
+    *,
+    actor: str,
+    rate: float | None = None,
+    template_name: str | None = None,
+) -> Campaign:
+    """Set another rate (any time before the end), or another template (while draft, approved or paused).
+
+    Raises:
+        CampaignError: the campaign is over, or sending while its template should change.
+    """
+    found = get(connection, key)
+    if found.state in ("done", "cancelled"):
+        raise CampaignError(f"campaign {key!r} is {found.state}; nothing of it can change any more")
+    if rate is not None and not 0 < rate <= 100_000:
+        raise CampaignError("rate: expected recipients per second, above 0")
+    version = found.template_version
+    if template_name is not None:
+        if found.state == "sending":
+            raise CampaignError(f"campaign {key!r} is sending; pause it before its template is changed")
+        template.load(settings.templates, template_name)
+        if version is not None:
+            version = publish(connection, settings, ses, template_name)
+    spec = found.spec.model_copy(
+        update={"rate": rate or found.rate, "template": template_name or found.spec.template}
+    )
+    with connection.transaction():
+        changed = connection.execute(
+            QUERIES["change"],
+            {
+                "campaign_id": found.campaign_id,
+                "state": found.state,
+                "spec": Jsonb(spec.model_dump(mode="json")),
+                "rate": rate or found.rate,
+                "template_version": version,
+            },
+        ).rowcount
+        if not changed:
+            raise CampaignError(f"campaign {key!r} changed its state meanwhile; look at it and try again")
+        _audit(connection, found.campaign_id, actor, "change", {"rate": rate, "template": template_name})
+    return get(connection, key)
+
+
+def finish(connection: Connection, campaign_id: int) -> bool:
+    """Make a sending campaign `done` once nobody of it is pending or in a call. Answers whether this call did so."""
+    return connection.execute(QUERIES["finish"], {"campaign_id": campaign_id}).rowcount == 1
+
+
+def history(connection: Connection, campaign_id: int) -> list[dict[str, Any]]:
+    """What people ordered, oldest first: at, actor, action, detail."""
+    rows = connection.execute(QUERIES["history"], {"campaign_id": campaign_id}).fetchall()
+    return [{"at": at, "actor": actor, "action": action, "detail": detail} for at, actor, action, detail in rows]
+
+
+def _move(
+    connection: Connection,
+    found: Campaign,
+    action: str,
+    actor: str,
+    detail: Mapping[str, Any] | None = None,
+    *,
+    must: bool = True,
+) -> None:
+    _person(actor, "actor")
+    with connection.transaction():
+        moved = connection.execute(
+            QUERIES[action],
+            {"campaign_id": found.campaign_id, "state": found.state, "actor": actor, **(detail or {})},
+        ).rowcount
+        if moved:
+            _audit(connection, found.campaign_id, actor, action, detail or {})
+        elif must:
+            raise CampaignError(f"campaign {found.key!r} changed its state meanwhile; look at it and try again")
+
+
+def _audit(connection: Connection, campaign_id: int, actor: str, action: str, detail: Mapping[str, Any]) -> None:
+    connection.execute(
+        QUERIES["audit"],
+        {"campaign_id": campaign_id, "actor": actor, "action": action, "detail": Jsonb(json.loads(json.dumps(detail)))},
+    )
+
+
+def _person(name: str, role: str) -> None:
+    if not name.strip():
+        raise CampaignError(f"{role}: say who you are, for example --as ana")
+
+

@@ -1,0 +1,73 @@
+-- Each move names the state it was decided on: no row changed means that somebody else moved first.
+
+-- name: create
+INSERT INTO mailpipe.campaign (key, spec, rate, due_at, author)
+VALUES (:key, :spec, :rate, coalesce(CAST(:due_at AS timestamptz), clock_timestamp()), :author)
+ON CONFLICT (key) DO NOTHING
+RETURNING campaign_id;
+
+-- name: get
+SELECT campaign_id, key, state, state_reason, spec, template_version, rate, due_at, author, approver, created_at,
+       clock_timestamp() AS now
+FROM mailpipe.campaign WHERE key = :key;
+
+-- name: get_all
+SELECT campaign_id, key, state, state_reason, spec, template_version, rate, due_at, author, approver, created_at,
+       clock_timestamp() AS now
+FROM mailpipe.campaign ORDER BY campaign_id DESC;
+
+-- name: keep_template
+INSERT INTO mailpipe.template_version (name, template, content) VALUES (:name, :template, :content)
+ON CONFLICT (name) DO NOTHING;
+
+-- name: template
+SELECT content FROM mailpipe.template_version WHERE name = :name;
+
+-- name: has_snapshot
+SELECT 1 FROM mailpipe.snapshot WHERE campaign_id = :campaign_id;
+
+-- name: approve
+UPDATE mailpipe.campaign
+SET state = 'approved', template_version = :template_version, approver = :approver, approved_at = clock_timestamp(),
+    changed_at = clock_timestamp()
+WHERE campaign_id = :campaign_id AND state = :state;
+
+-- name: start
+UPDATE mailpipe.campaign SET state = 'sending', state_reason = NULL, changed_at = clock_timestamp()
+WHERE campaign_id = :campaign_id AND state = :state;
+
+-- name: pause
+UPDATE mailpipe.campaign SET state = 'paused', state_reason = :reason, changed_at = clock_timestamp()
+WHERE campaign_id = :campaign_id AND state = :state;
+
+-- name: resume
+-- A campaign that was paused before it had a snapshot goes back to where it was: approved.
+UPDATE mailpipe.campaign
+SET state = CASE WHEN EXISTS (SELECT FROM mailpipe.snapshot s WHERE s.campaign_id = :campaign_id) THEN 'sending' ELSE 'approved' END,
+    state_reason = NULL, changed_at = clock_timestamp()
+WHERE campaign_id = :campaign_id AND state = :state;
+
+-- name: cancel
+UPDATE mailpipe.campaign SET state = 'cancelled', state_reason = :reason, changed_at = clock_timestamp()
+WHERE campaign_id = :campaign_id AND state = :state;
+
+-- name: cancel_chunks
+-- Leased chunks follow when their holder gives them back, or when their lease ends.
+UPDATE mailpipe.chunk SET state = 'cancelled' WHERE campaign_id = :campaign_id AND state = 'pending';
+
+-- name: change
+UPDATE mailpipe.campaign
+SET spec = :spec, rate = :rate, template_version = :template_version, changed_at = clock_timestamp()
+WHERE campaign_id = :campaign_id AND state = :state;
+
+-- name: finish
+UPDATE mailpipe.campaign c SET state = 'done', state_reason = NULL, changed_at = clock_timestamp()
+WHERE c.campaign_id = :campaign_id AND c.state = 'sending'
+  AND EXISTS (SELECT FROM mailpipe.snapshot s WHERE s.campaign_id = c.campaign_id)
+  AND NOT EXISTS (SELECT FROM mailpipe.chunk k WHERE k.campaign_id = c.campaign_id AND k.state <> 'done');
+
+-- name: history
+SELECT at, actor, action, detail FROM mailpipe.audit WHERE campaign_id = :campaign_id ORDER BY audit_id;
+
+-- name: audit
+INSERT INTO mailpipe.audit (campaign_id, actor, action, detail) VALUES (:campaign_id, :actor, :action, :detail);
