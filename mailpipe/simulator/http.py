@@ -296,6 +296,12 @@ async def _close(scope: Scope, receive: Receive) -> None:
 class _Protocol(HttpToolsProtocol):
     """uvicorn's protocol, which also hands the connection itself to the application."""
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        # asyncio does this only for sockets made with an explicit protocol number, which a listener handed to uvicorn
+        # is not; without it, head and body in two writes meet the client's delayed ACK: 44 ms a call instead of 3.
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super().connection_made(transport)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {_EXTENSION: {"transport": self.transport}}
