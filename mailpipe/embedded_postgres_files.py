@@ -1,10 +1,10 @@
-"""The embedded server's files: where they are, which account they belong to, which binaries serve them, and how the
-data folder is first made. Starting, finding and stopping the server is `embedded_postgres`'s.
+"""The embedded server's files: where they are, which account they belong to, which binaries serve them, and
+how the data folder is first made. Starting, finding and stopping the server is `embedded_postgres`'s.
 
 `var/postgres/` holds `lock`, `server.log`, `server.json` and, where the server may enter it, `data/` and
-`run/` (the socket). PostgreSQL refuses to run as root, so root runs it as `nobody`; where `nobody` cannot enter
-`var/`, `data/` and `run/` are in `/var/lib/mailpipe/<hash of that path>/`, and outlive a removed `var/`.
-No folder of anybody else is ever opened up, and no account is made.
+`run/` (the socket). PostgreSQL refuses to run as root, so root runs it as `nobody`; where `nobody` cannot
+enter `var/`, `data/` and `run/` are in `/var/lib/mailpipe/<hash of that path>/`, and outlive a removed
+`var/`. No folder of anybody else is ever opened up, and no account is made.
 """
 
 import hashlib
@@ -106,7 +106,7 @@ def make_folder(var: Path) -> Path:
 
 
 def settle(var: Path) -> Place:
-    """The place, after root has let the server's account into the folder that is root's and ours: `var/postgres`.
+    """The place, after root has let the server's account into its own folder `var/postgres`.
 
     Call it under the lock, or two starters could see different places.
     """
@@ -137,7 +137,7 @@ def find_binaries(place: Place, bin_dir: Path | None) -> tuple[Path, int]:
 def make_data(place: Place, binaries: Path, version: int, sync: bool, lock: int, timeout: float) -> None:
     """Make the data folder under another name and rename it, so that `data` is always whole.
 
-    The child holds `lock` too: when we are killed, the next starter waits for its end, then clears up after it.
+    The child holds `lock` too: when we are killed, the next starter waits for its end, and clears up.
     """
     deadline = time.monotonic() + timeout
     make_home(place)
@@ -167,13 +167,13 @@ def check_version(place: Place, version: int) -> None:
     if made_by != str(version):
         raise SettingsError(
             f"{place.data} was made by PostgreSQL {made_by}, and the binaries are PostgreSQL {version}: set "
-            f"MAILPIPE_PG_BIN to binaries of version {made_by}, or move the folder away to begin with an empty "
-            "database"
+            f"MAILPIPE_PG_BIN to binaries of version {made_by}, or move the folder away to begin with an "
+            "empty database"
         )
 
 
 def make_socket_dir(place: Place) -> Path:
-    """`run/` beside the data; a short name elsewhere if that is too long, or has a comma (libpq's separator)."""
+    """`run/` beside the data; a short name elsewhere if that is long or has a comma (libpq's separator)."""
     inside = place.home / "run"
     fits = len(os.fsencode(inside / ".s.PGSQL.5432")) < _SOCKET_PATH_BYTES
     if fits and not set(',"\n') & set(str(inside)):

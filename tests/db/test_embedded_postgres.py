@@ -1,4 +1,4 @@
-"""The embedded server's life: started once, found again, surviving the death of everybody around it, stopped."""
+"""The embedded server's life: started once, found again, outliving everybody around it, stopped."""
 
 import json
 import os
@@ -316,7 +316,7 @@ def test_as_root_the_server_runs_as_nobody_and_no_folder_of_others_is_opened(tmp
         for folder, staged in ((tmp_path / "var", True), (Path(open_place) / "var", False)):
             try:
                 server = ensure_running(folder, settings=QUICK)
-                assert os.stat(f"/proc/{postmaster(server)}").st_uid == 65534
+                assert Path(f"/proc/{postmaster(server)}").stat().st_uid == 65534
                 assert server.data_dir.is_relative_to(STAGE) is staged
                 assert server.data_dir.stat().st_uid == 65534
                 assert ask(server, "SELECT 1") == 1
@@ -377,7 +377,7 @@ def test_a_socket_folder_that_another_user_made_is_refused() -> None:
         def work() -> None:
             server = ensure_running(folder, settings=QUICK)
             stop(folder)
-            os.rmdir(server.socket_dir)
+            server.socket_dir.rmdir()
             Path(place, "socket").write_text(str(server.socket_dir))
 
         assert as_nobody(work) == ""
@@ -403,7 +403,7 @@ def test_an_ordinary_user_cannot_use_the_server_that_root_started(var: Path) -> 
 
         def refused() -> None:
             # The server's own account is left out: it may do everything to its data.
-            with pytest.raises(DatabaseUnavailable, match="Work as the user who first started it"):
+            with pytest.raises(DatabaseUnavailable, match="Work as the user who started it"):
                 ensure_running(folder, settings=QUICK)
 
         try:
