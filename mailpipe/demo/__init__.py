@@ -1,0 +1,1 @@
+"""The demo: an invented audience to send to, and nothing that production needs."""
