@@ -1,0 +1,163 @@
+"""Unsubscribe links: signed tokens, the addresses that carry them, and the two mail headers of one-click
+unsubscribe.
+
+A token names a person and a topic, and is verified by its key alone: no database row is needed, ever. It does
+not expire, because a mail can be opened years later. What a click does is decided by the web application.
+
+The token, final for ever (readers of a later version keep reading this one):
+
+    token   = version "." key-id "." payload "." mac       e.g. 1.k1.bWFya2V0aW5nOjQy.hnYQ6cGqBnMkXGqG9mJ2Dw
+    version = "1"
+    key-id  = 1 to 8 of a-z 0-9
+    payload = base64url without padding of UTF-8  topic ":" user-id
+    mac     = base64url without padding of the first 16 bytes of
+              HMAC-SHA256(secret, "mailpipe unsubscribe" NUL version "." key-id "." payload)
+
+A MAC of 16 bytes ends in A, Q, g or w, so no mail program cuts a `-` or `_` off the end of the link. Whoever
+has the link can read the person id in it: it is signed, not secret, and so it should not be an address.
+"""
+
+import hmac
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from typing import NamedTuple
+from urllib.parse import quote
+
+from mailpipe.address import AddressError, send_form
+from mailpipe.errors import SettingsError
+
+ONE_CLICK = ("List-Unsubscribe-Post", "List-Unsubscribe=One-Click")
+MAX_HEADER_VALUE = 995
+"""Characters of a header's value that SES takes (service model, `MessageHeaderValue`)."""
+MAX_TOKEN = 1024
+
+_VERSION = "1"
+_PURPOSE = b"mailpipe unsubscribe\0"
+_MAC_BYTES = 16
+_MIN_SECRET = 16
+
+_key_id = re.compile(r"[a-z0-9]{1,8}").fullmatch
+_topic = re.compile(r"[a-z0-9_-]{1,32}").fullmatch
+# Nothing that a mail header, an HTML attribute or a path that follows would have to escape.
+_public_url = re.compile(r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~-]+)*").fullmatch
+_token = re.compile(r"(1\.([a-z0-9]{1,8})\.([A-Za-z0-9_-]+))\.([A-Za-z0-9_-]{22})").fullmatch
+
+
+class BadToken(Exception):
+    """The token was not made by one of our keys, or was changed. On purpose the text does not say which."""
+
+
+class Person(NamedTuple):
+    """Who a token speaks for, and what they do not want any more."""
+
+    user_id: str
+    topic: str
+
+
+class Signer:
+    """Makes and reads tokens.
+
+    `keys` is `id:secret,id:secret`, newest first: the first one signs, all of them verify. `public_url` is
+    where the links lead, without a path at its end; it must be https for one-click to work (RFC 8058), which
+    the settings check where mail leaves for real. `mailto` is an address that takes unsubscribe mails, or
+    None.
+
+    Raises SettingsError when one of them cannot be used; no text holds a secret.
+    """
+
+    def __init__(self, keys: str, public_url: str, mailto: str | None = None) -> None:
+        self._keys = _parse(keys)
+        self._current, self._sign = next(iter(self._keys.items()))
+        public_url = public_url.rstrip("/")
+        if not _public_url(public_url):
+            raise SettingsError(
+                "MAILPIPE_PUBLIC_URL: expected https://host or https://host/path in ASCII, without ? and #"
+            )
+        self._prefix = f"{public_url}/u/"
+        self._mailto = None if mailto is None else _mailto(mailto)
+
+    def token(self, user_id: str, topic: str) -> str:
+        """The token of a person (any text that is not empty) and a topic (`[a-z0-9_-]{1,32}`).
+
+        Raises ValueError when they cannot be told apart again, or when the token would be too long to use.
+        """
+        if not user_id or not _topic(topic):
+            raise ValueError("a token needs a person and a topic of at most 32 of a-z, 0-9, _ and -")
+        payload = urlsafe_b64encode(f"{topic}:{user_id}".encode()).rstrip(b"=")
+        head = f"{_VERSION}.{self._current}.{payload.decode()}"
+        token = f"{head}.{_mac(self._sign, head)}"
+        if len(token) > MAX_TOKEN:
+            raise ValueError(f"the token of this person is longer than {MAX_TOKEN} characters")
+        return token
+
+    def read(self, token: str) -> Person:
+        """Who made the click. Raises BadToken for anything that `token` did not make with one of the keys."""
+        match = _token(token) if len(token) <= MAX_TOKEN else None
+        if match is None:
+            raise BadToken("this link is not complete")
+        head, key_id, payload, mac = match.groups()
+        key = self._keys.get(key_id)
+        if key is None or not hmac.compare_digest(_mac(key, head), mac):
+            raise BadToken("this link was not made by us")
+        try:
+            topic, _, user_id = urlsafe_b64decode(payload + "=" * (-len(payload) % 4)).decode().partition(":")
+        except (Base64Error, UnicodeDecodeError):
+            raise BadToken("this link was not made by us") from None
+        return Person(user_id, topic)
+
+    def url(self, user_id: str, topic: str) -> str:
+        """The link of a person, made of characters that need no escaping in HTML, in a header or in a URL."""
+        return self._prefix + self.token(user_id, topic)
+
+    def headers(self, user_id: str, topic: str) -> list[tuple[str, str]]:
+        """`List-Unsubscribe` (https first, then mailto if there is one), then `List-Unsubscribe-Post` (RFC
+        2369, RFC 8058).
+
+        Raises ValueError when the value would be longer than SES takes: a folded or encoded link loses the
+        button.
+        """
+        return self.headers_for(self.url(user_id, topic))
+
+    def headers_for(self, url: str) -> list[tuple[str, str]]:
+        """The same headers for a link that `url` made: the send path makes one and uses it in body and
+        header.
+        """
+        value = f"<{url}>"
+        if self._mailto is not None:
+            value += f", <{self._mailto}{url[len(self._prefix) :]}>"
+        if len(value) > MAX_HEADER_VALUE:
+            raise ValueError(f"the List-Unsubscribe header is longer than {MAX_HEADER_VALUE} characters")
+        return [("List-Unsubscribe", value), ONE_CLICK]
+
+
+def _mac(key: hmac.HMAC, head: str) -> str:
+    code = key.copy()  # 1.0 µs; a new HMAC with the same key takes 1.6
+    code.update(head.encode())
+    return urlsafe_b64encode(code.digest()[:_MAC_BYTES]).rstrip(b"=").decode()
+
+
+def _parse(keys: str) -> dict[str, hmac.HMAC]:
+    parsed: dict[str, hmac.HMAC] = {}
+    for number, part in enumerate(keys.split(","), 1):
+        key_id, colon, secret = part.strip().partition(":")
+        where = f"MAILPIPE_UNSUBSCRIBE_KEYS: key {number}"
+        if not colon or not _key_id(key_id):
+            raise SettingsError(f"{where}: expected `id:secret`, the id being 1 to 8 of a-z and 0-9")
+        if len(secret.encode()) < _MIN_SECRET:
+            raise SettingsError(
+                f"{where} ({key_id}): the secret needs at least {_MIN_SECRET} characters, better 32"
+            )
+        if key_id in parsed:
+            raise SettingsError(f"{where}: the id {key_id} occurs twice; a new key needs a new id")
+        parsed[key_id] = hmac.new(secret.encode(), _PURPOSE, "sha256")
+    return parsed
+
+
+def _mailto(address: str) -> str:
+    """The start of a mailto URI (RFC 6068) to which the token is appended: the subject tells who writes."""
+    try:
+        local, _, domain = send_form(address).rpartition("@")
+    except AddressError:
+        raise SettingsError("MAILPIPE_UNSUBSCRIBE_MAILTO: not an address that can receive mail") from None
+    return f"mailto:{quote(local, safe='')}@{domain}?subject=unsubscribe%20"

@@ -1,0 +1,85 @@
+"""One recipient's entry of a SES bulk request: the address, the values, the tags and the unsubscribe headers.
+
+All that can be wrong with one person is found here, before a call is opened, and fails that person alone
+(`Unfit`). What is wrong with a whole request is found by `ses.request`; whether a person may be mailed is
+decided elsewhere.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mailpipe.address import AddressError, send_form
+from mailpipe.links import Signer
+from mailpipe.ses.request import MAX_TEMPLATE_DATA
+from mailpipe.template import MissingVariable, Template
+
+PERSON = ("user_id", "email", "timezone", "locale")
+"""Columns of a segment that a template may declare as variables beside those of its own."""
+
+_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """One row of a snapshot. `tries` counts certain refusals so far."""
+
+    seq: int
+    user_id: str
+    email: str
+    timezone: str | None
+    locale: str | None
+    variables: Mapping[str, object]
+    tries: int = 0
+
+
+class Unfit(Exception):
+    """This person cannot get this mail. `reason` is unusable_address, missing_variable or too_large; `detail`
+    names what (a variable, a part), and never holds a value.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+def entry(
+    template: Template, recipient: Recipient, signer: Signer, *, campaign: str, attempt: int, topic: str
+) -> dict[str, Any]:
+    """The `BulkEmailEntry` of one person: one To address, and the tags `campaign`, `seq` and `attempt`.
+
+    The template sees the segment's variables, and `user_id`, `email`, `timezone` and `locale` where it
+    declares them. `topic` is what the unsubscribe link is about. Raises Unfit.
+    """
+    try:
+        to = send_form(recipient.email)
+    except AddressError as error:
+        raise Unfit(error.reason, "email") from None
+    try:
+        url = signer.url(recipient.user_id, topic)
+        headers = signer.headers_for(url)
+    except ValueError:
+        raise Unfit("too_large", "unsubscribe link") from None
+    values = recipient.variables
+    declared = template.variables
+    if not declared.keys().isdisjoint(PERSON):
+        values = {**values, **{name: getattr(recipient, name) for name in PERSON}}
+    try:
+        data = _encode(template.data(values, unsubscribe_url=url))
+    except MissingVariable as error:
+        raise Unfit("missing_variable", error.name) from None
+    # A character has at most four bytes: most data are proved small without being encoded.
+    if len(data) * 4 > MAX_TEMPLATE_DATA and len(data.encode()) > MAX_TEMPLATE_DATA:
+        raise Unfit("too_large", "template data")
+    return {
+        "Destination": {"ToAddresses": [to]},
+        "ReplacementTags": [
+            {"Name": "campaign", "Value": campaign},
+            {"Name": "seq", "Value": str(recipient.seq)},
+            {"Name": "attempt", "Value": str(attempt)},
+        ],
+        "ReplacementEmailContent": {"ReplacementTemplate": {"ReplacementTemplateData": data}},
+        "ReplacementHeaders": [{"Name": name, "Value": value} for name, value in headers],
+    }

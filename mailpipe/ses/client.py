@@ -1,0 +1,197 @@
+"""The SES client: the calls that mailpipe makes, one attempt each on the wire.
+
+SES knows no idempotency token, so a request that is repeated is mail that is sent twice; botocore's default
+would repeat one up to three times. What an answer means is decided in `answer`, how fast calls may be made in
+`pace`.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import botocore.session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from mailpipe.errors import ServiceError, TemplateError
+from mailpipe.ses.answer import Answer, of_exception, of_response, without_addresses
+from mailpipe.settings import Settings
+from mailpipe.template import Content
+
+
+@dataclass(frozen=True)
+class Account:
+    """What the account may do: `rate` in recipients per second, `daily_quota` and `sent_last_day` in
+    recipients per rolling 24 hours (a quota of -1 is unlimited; other senders of the account count as well).
+    `production` is false in the sandbox.
+    """
+
+    rate: float
+    daily_quota: float
+    sent_last_day: float
+    sending_enabled: bool
+    production: bool
+
+
+class Ses:
+    """One account in one region. Safe to share between threads; every call makes at most one request."""
+
+    def __init__(self, sender: Any, admin: Any) -> None:
+        self._sender = sender
+        self._admin = admin
+        self._thread = threading.local()
+        sender.meta.events.register("before-send.sesv2.SendBulkEmail", self._leaves)
+
+    def send(self, request: dict[str, Any]) -> Answer:
+        """Make the call that `request.bulk_request` built and `request.check_bulk` passed.
+
+        Never raises for anything that SES or the network does; the answer says it.
+        """
+        size = len(request["BulkEmailEntries"])
+        self._thread.left = False
+        start = time.monotonic()
+        try:
+            answer = of_response(self._sender.send_bulk_email(**request), size)
+        except Exception as error:
+            answer = of_exception(error, size, left=self._thread.left)
+        return replace(answer, seconds=time.monotonic() - start)
+
+    def account(self) -> Account:
+        """Read the account's limits and switches (SES allows one such call a second). Raises ServiceError."""
+        answer = _ask("GetAccount", self._admin.get_account)
+        quota = answer.get("SendQuota") or {}
+        try:
+            return Account(
+                rate=float(quota["MaxSendRate"]),
+                daily_quota=float(quota["Max24HourSend"]),
+                sent_last_day=float(quota["SentLast24Hours"]),
+                # An absent switch means off.
+                sending_enabled=bool(answer.get("SendingEnabled", False)),
+                production=bool(answer.get("ProductionAccessEnabled", False)),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServiceError("SES GetAccount: the answer has no send quota") from error
+
+    def publish(self, name: str, content: Content) -> None:
+        """Store a template under its immutable name. One that is there already with the same content is fine.
+
+        Raises TemplateError when another content has the name, ServiceError when SES refuses or cannot be
+        reached.
+        """
+        parts = {"Subject": content.subject, "Html": content.html, "Text": content.text}
+        try:
+            _ask(
+                "CreateEmailTemplate",
+                self._admin.create_email_template,
+                TemplateName=name,
+                TemplateContent=parts,
+            )
+        except _Refused as refused:
+            if refused.code != "AlreadyExistsException":
+                raise
+        else:
+            return
+        stored = _ask("GetEmailTemplate", self._admin.get_email_template, TemplateName=name).get(
+            "TemplateContent"
+        )
+        if not isinstance(stored, dict) or any(
+            _lines(stored.get(part)) != _lines(parts[part]) for part in parts
+        ):
+            raise TemplateError(
+                f"template {name}: SES holds another content under this name. A published template never"
+                " changes: delete it there if no campaign uses it"
+            )
+
+    def set_sending(self, configuration_set: str, enabled: bool) -> None:
+        """Turn the switch of one configuration set. Raises ServiceError."""
+        _ask(
+            "PutConfigurationSetSendingOptions",
+            self._admin.put_configuration_set_sending_options,
+            ConfigurationSetName=configuration_set,
+            SendingEnabled=enabled,
+        )
+
+    def close(self) -> None:
+        """Close the idle connections; a later call opens new ones."""
+        self._sender.close()
+        self._admin.close()
+
+    def _leaves(self, **_: object) -> None:
+        self._thread.left = True
+
+
+class _Refused(ServiceError):
+    """SES answered with an error; `code` is its name."""
+
+    def __init__(self, text: str, code: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def connect(settings: Settings, *, endpoint: str | None, connections: int) -> Ses:
+    """A client for `connections` sender threads. Nothing is sent yet.
+
+    `endpoint` is where SES answers; None is AWS in the settings' region. At a stand-in on this machine no AWS
+    credentials are needed and no proxy is used; in every other case both are found where boto3 looks for
+    them.
+    """
+    core = botocore.session.Session()
+    options: dict[str, Any] = {}
+    if endpoint is not None and _is_this_machine(endpoint):
+        options["proxies"] = {}
+        # Asked without the machine's own role, which would be a network call of seconds.
+        for provider in ("iam-role", "container-role"):
+            core.get_component("credential_provider").remove(provider)
+        if core.get_credentials() is None:
+            core.set_credentials("stand-in", "stand-in")
+    session = boto3.session.Session(botocore_session=core, region_name=settings.ses_region)
+
+    def client(*, checked: bool, size: int) -> Any:
+        return session.client(
+            "sesv2",
+            endpoint_url=endpoint,
+            config=Config(
+                # Explicit: both environment and library defaults would repeat a request.
+                retries={"total_max_attempts": 1, "mode": "standard"},
+                connect_timeout=settings.connect_timeout,
+                read_timeout=settings.read_timeout,
+                tcp_keepalive=True,
+                max_pool_connections=size,
+                parameter_validation=checked,
+                **options,
+            ),
+        )
+
+    # Sending skips botocore's check of types, a third of the time of a call: `check_bulk` has made it. The
+    # other calls keep it, because SES reads any text as true where it expects a switch.
+    return Ses(client(checked=False, size=connections), client(checked=True, size=1))
+
+
+def _is_this_machine(endpoint: str) -> bool:
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _ask(operation: str, call: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    try:
+        answer = call(**arguments)
+    except ClientError as error:
+        code = str(error.response.get("Error", {}).get("Code"))
+        text = without_addresses(error.response.get("Error", {}).get("Message")) or "no reason given"
+        raise _Refused(f"SES {operation}: {code}: {text}", code) from error
+    except BotoCoreError as error:
+        raise ServiceError(f"SES {operation}: {without_addresses(error)}") from error
+    return answer if isinstance(answer, dict) else {}
+
+
+def _lines(text: object) -> list[str] | None:
+    """SES may store line ends in its own way; everything else has to be the same."""
+    return text.strip().splitlines() if isinstance(text, str) else None

@@ -1,0 +1,346 @@
+"""Mail templates: the folder `assets/templates/NAME/`, what is published to SES, and the values that travel
+per person.
+
+A template folder holds `template.yaml` (a description and the variables), `subject.txt`, `body.html` and
+`body.txt`. A tag is `{{name}}`; `{{{name}}}` inserts HTML as it is, for variables declared `html: true`, in
+`body.html` only. There are no blocks, partials or comments: what differs between people is decided in the
+segment's SQL.
+
+SES does not escape values, so the published HTML refers to a second key of each variable, `NAME_html`, that
+carries the escaped value. Which people get which mail belongs elsewhere, and so does talking to SES.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pystache import Renderer
+
+from mailpipe.errors import TemplateError
+from mailpipe.template_check import NAME, TAG, UNSUBSCRIBE, check_html, check_tags
+
+MAX_BYTES = 500 * 1024
+"""Size of all parts together that SES stores."""
+PARTS = ("subject.txt", "body.html", "body.txt")
+
+_variable_name = re.compile(NAME).fullmatch
+# A published name is this, a hyphen and 12 characters, and fits [A-Za-z0-9_-]{1,64}.
+_template_name = re.compile(r"[A-Za-z0-9_-]{1,51}").fullmatch
+# Line ends and controls, line and paragraph separators, bidirectional overrides: in a subject they forge or
+# garble.
+_unfit_for_subject = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+_needs_escape = re.compile("[&<>\"']").search
+
+
+class MissingVariable(Exception):
+    """A person has no value for a variable that has no default. `name` is the variable's."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no value for the variable {name}, which has no default")
+        self.name = name
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One declared variable. `html` says that its values are HTML already and may be inserted by
+    `{{{name}}}`.
+    """
+
+    name: str
+    sample: str
+    default: str | None = None
+    description: str = ""
+    html: bool = False
+
+
+@dataclass(frozen=True)
+class Content:
+    """The three parts as SES stores them."""
+
+    subject: str
+    html: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What one person reads."""
+
+    subject: str
+    html: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _Field:
+    """What `data` does for one variable, worked out once per template."""
+
+    name: str
+    default: str | None
+    plain: str | None  # the key of the value as it is, or None: no part uses it
+    escaped: str | None  # the key of the escaped value
+    in_subject: bool
+
+
+@dataclass(frozen=True)
+class Template:
+    """A checked template; the parts are as their author wrote them. Build it with `load` or `from_json`."""
+
+    name: str
+    subject: str
+    html: str
+    text: str
+    variables: Mapping[str, Variable]
+
+    def published(self) -> Content:
+        """The parts as they are stored at SES: every tag `{{key}}`, the keys being those of `data`."""
+        return self._published
+
+    @cached_property
+    def version(self) -> str:
+        """The immutable name under which this very content is published: `NAME-` and 12 hex digits."""
+        content = self._published
+        published = [content.subject, content.html, content.text]
+        text = json.dumps([self.to_json(), published], sort_keys=True)
+        return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    def data(self, values: Mapping[str, object], *, unsubscribe_url: str) -> dict[str, str]:
+        """The flat replacement data of one person: every key that the published parts use, all of them
+        strings.
+
+        A declared variable that is absent, None or blank takes its default; without one, MissingVariable is
+        raised. Raises ValueError when `unsubscribe_url` is not fit to stand in HTML as it is.
+        """
+        if _needs_escape(unsubscribe_url):
+            raise ValueError("the unsubscribe link holds characters that HTML would have to escape")
+        data = {UNSUBSCRIBE: unsubscribe_url}
+        for field in self._fields:
+            value = values.get(field.name)
+            text = value if type(value) is str else _as_text(value)
+            if not text or text.isspace():
+                if field.default is None:
+                    raise MissingVariable(field.name)
+                text = field.default
+            if field.in_subject:
+                text = _unfit_for_subject.sub(" ", text)
+            if field.plain is not None:
+                data[field.plain] = text
+            if field.escaped is not None:
+                data[field.escaped] = escape(text) if _needs_escape(text) else text
+        return data
+
+    def render(self, values: Mapping[str, object], *, unsubscribe_url: str) -> Rendered:
+        """What the provider will make of it for one person, for previews and tests. Raises as `data` does."""
+        data = self.data(values, unsubscribe_url=unsubscribe_url)
+        render: Callable[[str, dict[str, str]], str] = Renderer(
+            escape=_identity, missing_tags="strict"
+        ).render
+        content = self._published
+        return Rendered(render(content.subject, data), render(content.html, data), render(content.text, data))
+
+    def sample(self) -> Rendered:
+        """The mail with the sample value of every variable."""
+        samples = {variable.name: variable.sample for variable in self.variables.values()}
+        return self.render(samples, unsubscribe_url="https://unsubscribe.example.com/u/sample")
+
+    def to_json(self) -> dict[str, Any]:
+        """All of the template, so that a sending campaign never reads the folder again."""
+        return {
+            "name": self.name,
+            "subject": self.subject,
+            "html": self.html,
+            "text": self.text,
+            "variables": {
+                name: {
+                    "sample": variable.sample,
+                    "default": variable.default,
+                    "description": variable.description,
+                    "html": variable.html,
+                }
+                for name, variable in self.variables.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """The template that `to_json` wrote."""
+        return cls(
+            name=stored["name"],
+            subject=stored["subject"],
+            html=stored["html"],
+            text=stored["text"],
+            variables={name: Variable(name=name, **fields) for name, fields in stored["variables"].items()},
+        )
+
+    @cached_property
+    def _published(self) -> Content:
+        def key(match: re.Match[str]) -> str:
+            name = match[1] or match[2]
+            escaped = match[2] is not None and name != UNSUBSCRIBE
+            return f"{{{{{_escaped_key(name) if escaped else name}}}}}"
+
+        return Content(
+            subject=TAG.sub(r"{{\2}}", self.subject),
+            html=TAG.sub(key, self.html),
+            text=TAG.sub(r"{{\2}}", self.text),
+        )
+
+    @cached_property
+    def _fields(self) -> tuple[_Field, ...]:
+        content = self._published
+        keys = {
+            match[2] for part in (content.subject, content.html, content.text) for match in TAG.finditer(part)
+        }
+        subject = {match[2] for match in TAG.finditer(content.subject)}
+        return tuple(
+            _Field(
+                name=name,
+                default=variable.default,
+                plain=name if name in keys else None,
+                escaped=_escaped_key(name) if _escaped_key(name) in keys else None,
+                in_subject=name in subject,
+            )
+            for name, variable in self.variables.items()
+        )
+
+
+def list_templates(folder: Path) -> list[str]:
+    """The names of the templates in the templates folder, sorted."""
+    return sorted(path.parent.name for path in folder.glob("*/template.yaml"))
+
+
+def load(folder: Path, name: str) -> Template:
+    """Read and check one template of the templates folder.
+
+    Raises:
+        TemplateError: the template does not exist or cannot be used; the text names the file and line.
+    """
+    if not _template_name(name):
+        raise TemplateError(f"template {name!r}: a name has at most 51 letters, digits, `-` and `_`")
+    home = folder / name
+    if not (home / "template.yaml").is_file():
+        known = ", ".join(list_templates(folder)) or "none"
+        raise TemplateError(
+            f"template {name}: there is no {home / 'template.yaml'}; known templates: {known}"
+        )
+    variables = _read_variables(home / "template.yaml")
+    subject_path, html_path, text_path = (home / part for part in PARTS)
+    subject, html, text = _read(subject_path).strip(), _read(html_path), _read(text_path)
+    _check_subject(subject_path, subject)
+    declared = {variable.name: variable.html for variable in variables.values()}
+    used = check_tags(html_path, html, declared) | check_tags(text_path, text, declared)
+    used |= check_tags(subject_path, subject, declared)
+    check_html(html_path, html)
+    if unused := [variable for variable in variables if variable not in used]:
+        raise TemplateError(
+            f"{home / 'template.yaml'}: no part uses the variable {unused[0]}; use it or remove it, because"
+            " a person without a value for it would get no mail"
+        )
+    template = Template(name, subject, html, text, variables)
+    content = template.published()
+    if sum(len(part.encode()) for part in (content.subject, content.html, content.text)) > MAX_BYTES:
+        raise TemplateError(f"template {name}: its parts are larger than {MAX_BYTES // 1024} KB together")
+    return template
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise TemplateError(f"{path}: this part is missing; a template has {', '.join(PARTS)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
+        raise TemplateError(f"{path}: cannot be read: {reason}") from error
+
+
+def _read_variables(path: Path) -> dict[str, Variable]:
+    try:
+        document = yaml.safe_load(_read(path))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise TemplateError(f"{path}:{line}: not YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise TemplateError(f"{path}: not YAML: {error}") from error
+    declared = _fields_of(path, "template.yaml", document, {"description", "variables"})
+    if not isinstance(declared.get("description", ""), str):
+        raise TemplateError(f"{path}: description: expected a text")
+    variables = declared.get("variables") or {}
+    if not isinstance(variables, dict):
+        raise TemplateError(f"{path}: variables: expected `name: {{sample: ...}}` for each variable")
+    parsed = {str(name): _variable(path, str(name), given) for name, given in variables.items()}
+    for name in parsed:
+        if _escaped_key(name) in parsed:
+            raise TemplateError(
+                f"{path}: variables: {_escaped_key(name)} is the name of {name}'s escaped value; rename one"
+            )
+    return parsed
+
+
+def _variable(path: Path, name: str, given: object) -> Variable:
+    where = f"variables: {name}"
+    if not _variable_name(name):
+        raise TemplateError(
+            f"{path}: {where}: a variable has letters, digits and `_`, and starts with no digit"
+        )
+    if name in (UNSUBSCRIBE, _escaped_key(UNSUBSCRIBE)):
+        raise TemplateError(f"{path}: {where}: is built in; remove it from the declared variables")
+    fields = _fields_of(path, where, given, {"sample", "default", "description", "html"})
+    texts = {field: _scalar(path, f"{where}: {field}", fields.get(field)) for field in ("sample", "default")}
+    if not texts["sample"]:
+        raise TemplateError(f"{path}: {where}: needs a sample, which previews and checks use")
+    description, html = fields.get("description", ""), fields.get("html", False)
+    if not isinstance(description, str) or not isinstance(html, bool):
+        raise TemplateError(f"{path}: {where}: description is a text, and html is true or false")
+    return Variable(name, texts["sample"], texts["default"], description, html)
+
+
+def _fields_of(path: Path, where: str, given: object, known: set[str]) -> dict[str, object]:
+    if not isinstance(given, dict):
+        raise TemplateError(f"{path}: {where}: expected the fields {', '.join(sorted(known))}")
+    if unknown := [str(field) for field in given if field not in known]:
+        raise TemplateError(
+            f"{path}: {where}: unknown field {unknown[0]}; known are {', '.join(sorted(known))}"
+        )
+    return given
+
+
+def _scalar(path: Path, where: str, value: object) -> str | None:
+    if value is not None and not isinstance(value, str | int | float):
+        raise TemplateError(f"{path}: {where}: expected a text; put it in quotes")
+    return None if value is None else _as_text(value)
+
+
+def _check_subject(path: Path, subject: str) -> None:
+    if not subject:
+        raise TemplateError(f"{path}: the subject is empty")
+    if control := _unfit_for_subject.search(subject):
+        line = subject.count("\n", 0, control.end()) + 1
+        raise TemplateError(f"{path}:{line}: the subject is one line without control characters")
+
+
+def _escaped_key(name: str) -> str:
+    return f"{name}_html"
+
+
+def _as_text(value: object) -> str:
+    """A value from the segment as text. Whoever wants 1,234.50 formats it in the segment's SQL."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
+
+
+def _identity(text: str) -> str:
+    return text
