@@ -195,7 +195,7 @@ def _mistake(segment: Segment, error: psycopg.Error, query: bytes) -> str | None
             f"{segment.path}: stopped by the time limit. Select from fewer rows or add an index for the condition;"
             " MAILPIPE_SEGMENT_TIMEOUT sets the limit in seconds"
         )
-    if isinstance(error, pg.ReadOnlySqlTransaction):
+    if isinstance(error, pg.ReadOnlySqlTransaction | pg.ActiveSqlTransaction):
         return f"{segment.path}: {message}. A segment only reads: use a plain SELECT"
     kind = (error.sqlstate or "")[:2]
     if kind not in _FAULTS_OF_THE_SQL:
