@@ -1,7 +1,7 @@
-"""What a segment looks like before anybody uses it: how many people, where they are, what is missing, a few rows.
+"""What a segment looks like before anybody uses it: how many people, where they are, what is missing.
 
-The server does the counting; pandas shapes the small tables. What is returned may be shown to everybody who sees the
-project: it holds no address, and no value that few people share.
+The server does the counting; pandas shapes the small tables. What is returned may be shown to everybody
+who sees the project: it holds no address, and no value that few people share.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Preview:
     rows: int
     """Rows that the segment returns."""
     people: int
-    """Different `user_id`s among them. The snapshot also removes suppressed people and those without consent."""
+    """Different `user_id`s among them. The snapshot also removes suppressed and opted-out people."""
     columns: tuple[Column, ...]
     nulls: Mapping[str, int]
     """Column -> rows without a value."""
     sample: pd.DataFrame
     """The first rows in sending order; addresses and rare texts masked."""
     breakdowns: Mapping[str, pd.DataFrame]
-    """`provider`, and `locale` and `timezone` where the segment has them: tables of value, people, share (0 to 1)."""
+    """`provider`, and `locale` and `timezone` where they are columns: value, people, share (0 to 1)."""
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +86,8 @@ def preview(database: Database, segment: Segment, bound: Mapping[str, object], *
         segments.read_only(connection, timeout)
         names = [column.name for column in columns]
         rows, people, nulls, counted = _numbers(connection, segment, bound, names)
-        query = f"SELECT * FROM (\n{segments.statement(segment).decode()}\n) AS segment LIMIT {LOOKED_AT}".encode()
+        body = segments.statement(segment).decode()
+        query = f"SELECT * FROM (\n{body}\n) AS segment LIMIT {LOOKED_AT}".encode()
         with segments.explained(segment, query):
             first = pd.DataFrame(connection.execute(query, bound).fetchall(), columns=names, dtype=object)
     return Preview(
@@ -102,7 +103,7 @@ def preview(database: Database, segment: Segment, bound: Mapping[str, object], *
 
 
 def breakdown(counted: pd.Series[int]) -> pd.DataFrame:
-    """The commonest values of a count by value (missing: None), the rest in one row: columns value, people, share."""
+    """The commonest values of a count by value, the rest in one row; columns value, people, share."""
     named = [NONE if pd.isna(value) else str(value) for value in counted.index]
     counted = counted.groupby(pd.Index(named, dtype=object)).sum()
     counted = counted.sort_index().sort_values(ascending=False, kind="stable")
@@ -114,7 +115,7 @@ def breakdown(counted: pd.Series[int]) -> pd.DataFrame:
 
 
 def masked(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows as plain JSON values. A text that fewer than `SHARED_BY` rows share keeps its first character only.
+    """The rows as plain JSON values. A text that fewer than `SHARED_BY` rows share keeps its first character.
 
     The column `email` is masked whatever is in it, as is every text with an @.
     """

@@ -1,7 +1,7 @@
-"""A segment: one SQL file that selects people. Finding it, binding its parameters, and checking it against the server.
+"""A segment: one SQL file that selects people. Finding it, binding its parameters, checking it on the server.
 
-What the file may contain is decided in `segment_file.py`; here PostgreSQL is asked about syntax, tables, columns and
-types. Running it belongs elsewhere: `preview.py` counts, `snapshot.py` freezes.
+What the file may contain is decided in `segment_file.py`; here PostgreSQL is asked about syntax, tables,
+columns and types. Running it belongs elsewhere: `preview.py` counts, `snapshot.py` freezes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CONTRACT: Mapping[str, frozenset[str]] = {
 }
 REQUIRED = ("user_id", "email")
 
-# Cardinality, data, external routines, syntax and names, limits, unsupported, PL/pgSQL; PostgreSQL's manual, appendix A.
+# Unsupported, cardinality, data, functions, syntax and names, limits, PL/pgSQL (PostgreSQL, appendix A).
 _FAULTS_OF_THE_SQL = {"0A", "21", "22", "2F", "38", "39", "42", "54", "P0"}
 
 _PLACEHOLDER = re.compile(r"%%|%\((\w+)\)s")
@@ -104,7 +104,7 @@ def bind(segment: Segment, parameters: Mapping[str, object], as_of: datetime) ->
     for name in parameters:
         if name not in known:
             raise SegmentError(
-                f"{segment.path}: no parameter {name!r}. The segment has: {', '.join(known) or 'no parameters'}"
+                f"{segment.path}: no parameter {name!r}. The segment has: {', '.join(known) or 'none'}"
             )
     values: dict[str, object] = {}
     for parameter in segment.parameters:
@@ -114,8 +114,9 @@ def bind(segment: Segment, parameters: Mapping[str, object], as_of: datetime) ->
             nothing = value is None and parameter.default is None
             values[parameter.name] = None if nothing else typed(value, parameter.type)
         except ValueError:
+            expected = EXPECTED[parameter.type]
             raise SegmentError(
-                f"{segment.path}: parameter {parameter.name}: expected {EXPECTED[parameter.type]}, got {value!r}"
+                f"{segment.path}: parameter {parameter.name}: expected {expected}, got {value!r}"
             ) from None
     return {**values, AS_OF: as_of.astimezone(UTC)}
 
@@ -123,8 +124,8 @@ def bind(segment: Segment, parameters: Mapping[str, object], as_of: datetime) ->
 def statement(segment: Segment) -> bytes:
     """The SELECT as psycopg takes it, to be put between parentheses on lines of its own.
 
-    Parameters become `%(name)s` with their type, so that the server never has to guess it. Their names start with a
-    letter: names with a leading underscore are free for the statement around it.
+    Parameters become `%(name)s` with their type, so that the server never has to guess it. Their names start
+    with a letter: names with a leading underscore are free for the statement around it.
     """
     types = {parameter.name: SQL_TYPES[parameter.type] for parameter in segment.parameters}
     types[AS_OF] = SQL_TYPES["timestamp"]
@@ -165,7 +166,7 @@ def check(
 
 
 def read_only(connection: psycopg.Connection[Any], timeout: float) -> None:
-    """Make the rest of this transaction (or savepoint) unable to write, each statement limited to `timeout` seconds."""
+    """Make the rest of this transaction (or savepoint) unable to write; `timeout` seconds a statement."""
     connection.execute("SET TRANSACTION READ ONLY")
     connection.execute(
         "SELECT set_config('statement_timeout', %s, true)", (str(max(1, round(timeout * 1000))),)
@@ -174,10 +175,10 @@ def read_only(connection: psycopg.Connection[Any], timeout: float) -> None:
 
 @contextmanager
 def explained(segment: Segment, query: bytes = b"") -> Iterator[None]:
-    """Turn an error of the server while it runs `query`, which contains `statement(segment)`, into a SegmentError.
+    """Turn an error of the server in `query`, which contains `statement(segment)`, into a SegmentError.
 
-    Faults of the segment get file and line; any other (lost connection, full disk) passes as it is. The server's error
-    is not kept as the cause, and values that it quotes are left out: they may be somebody's address.
+    Faults of the segment get file and line; any other (lost connection, full disk) passes as it is. The
+    server's error is not kept as the cause, and values that it quotes are left out: they may be somebody's address.
     """
     try:
         yield
@@ -192,7 +193,7 @@ def _mistake(segment: Segment, error: psycopg.Error, query: bytes) -> str | None
     message = error.diag.message_primary or type(error).__name__
     if isinstance(error, pg.QueryCanceled):
         return (
-            f"{segment.path}: stopped by the time limit. Select from fewer rows or add an index for the condition;"
+            f"{segment.path}: stopped by the time limit. Select from fewer rows or add an index;"
             " MAILPIPE_SEGMENT_TIMEOUT sets the limit in seconds"
         )
     if isinstance(error, pg.ReadOnlySqlTransaction | pg.ActiveSqlTransaction):
@@ -228,8 +229,8 @@ def _hold_contract(segment: Segment, columns: list[Column]) -> None:
     for required in REQUIRED:
         if required not in names:
             raise SegmentError(
-                f"{segment.path}:{segment.body_line}: no column {required}. Select it, with AS {required} if the table"
-                f" calls it otherwise; now it returns: {', '.join(names) or 'nothing'}"
+                f"{segment.path}:{segment.body_line}: no column {required}. Select it, with AS {required} if"
+                f" the table calls it otherwise; now it returns: {', '.join(names) or 'nothing'}"
             )
     for column in columns:
         where = f"{segment.path}:{segment.body_line}: column {column.name}"

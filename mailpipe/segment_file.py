@@ -1,4 +1,4 @@
-"""What a segment file looks like: its header, its parameters, and the one SELECT below. Decided without a server.
+"""What a segment file looks like: its header, its parameters, the one SELECT below. Decided without a server.
 
 ```
 -- title: People who opened the app lately
@@ -275,7 +275,7 @@ def _checked_body(path: Path, text: str, first_line: int, parameters: tuple[Para
 def tokens(sql: str) -> Iterator[tuple[str, str, int]]:
     """Kind, text and offset of each token, by PostgreSQL's lexical rules (its manual, section 4.1).
 
-    Only what decides where a quotation or a comment ends matters here. A `/*` alone is a comment that never ends.
+    Only what decides where a quotation or a comment ends matters. A lone `/*` is a comment that never ends.
     """
     offset = 0
     while offset < len(sql):

@@ -1,7 +1,7 @@
-"""The demo's audience: any number of invented people in `public.users`, with all that a real list brings along.
+"""The demo's audience: any number of invented people in `public.users`, with all that a real list has.
 
-The people are made by PostgreSQL (`users.sql`) from the small tables in `data/`. Each kind that needs care occurs an
-exact number of times, so that whoever sends to them knows what must come out.
+The people are made by PostgreSQL (`users.sql`) from the small tables in `data/`. Each kind that needs care
+occurs an exact number of times, so that whoever sends to them knows what must come out.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class AudienceCounts:
 
     @property
     def recipients(self) -> int:
-        """Rows of a snapshot of everybody: with consent, not suppressed, each person once (unusable addresses included)."""
+        """Rows of a snapshot of everybody: consent, not suppressed, each once; unusable addresses too."""
         return self.people - self.duplicate - self.suppressed - self.inactive - self.opted_out
 
 
@@ -101,8 +101,8 @@ def build(
 ) -> AudienceCounts:
     """Make `public.users` anew with that many people, and put some of them on the suppression list.
 
-    The same arguments give the same people. Times lie in the five years before `as_of` (default: 00:00 UTC today). All is
-    one transaction.
+    The same arguments give the same people. Times lie in the five years before `as_of` (default: 00:00 UTC
+    today). All is one transaction.
 
     Raises:
         UserError: there is a table `public.users` that the demo did not make, or the numbers do not work.
@@ -128,7 +128,7 @@ def build(
         present, comment = connection.execute(QUERIES["owner"]).fetchone() or (False, None)
         if present and comment != COMMENT:
             raise UserError(
-                "table public.users was not made by the demo, and the demo would drop it. Use another database"
+                "table public.users was not made by the demo, and the demo would drop it. Use another one"
             )
         connection.execute(QUERIES["create"])
         connection.execute(f"COMMENT ON TABLE public.users IS '{COMMENT}'".encode())
@@ -146,8 +146,8 @@ def build(
 def opt_out_some(connection: psycopg.Connection[Any], share: float, seed: int = 7) -> int:
     """Withdraw the consent of a few people who come late in the order of sending; return how many.
 
-    They are drawn from the last quarter by last login, where a campaign arrives last. `share` is of all people; at least
-    one person is taken. Nobody is taken who would not have been sent to anyway.
+    They are drawn from the last quarter by last login, where a campaign arrives last. `share` is of all;
+    at least one person is taken. Nobody is taken who would not have been sent to anyway.
     """
     with connection.transaction():
         row = connection.execute("SELECT count(*) FROM public.users").fetchone()
@@ -156,7 +156,7 @@ def opt_out_some(connection: psycopg.Connection[Any], share: float, seed: int = 
 
 
 def _step(people: int, ratio: float) -> int:
-    """A number prime to `people` and near `ratio` of it: its multiples, modulo `people`, visit every place once."""
+    """A number prime to `people`, near `ratio` of it: its multiples modulo `people` visit each place once."""
     step = max(1, round(people * ratio))
     while gcd(step, people) != 1:
         step += 1

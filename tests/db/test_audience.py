@@ -1,4 +1,4 @@
-"""The invented audience on a real server: the promised numbers, the same people again, and nothing of anybody else's."""
+"""The invented audience on a real server: the promised numbers, the same people again, no harm to others."""
 
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo

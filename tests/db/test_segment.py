@@ -1,4 +1,4 @@
-"""Segments before a real server: what PostgreSQL refuses is told with file and line, nothing is written, no address leaves."""
+"""Segments on a real server: refusals with file and line, nothing is written, no address leaves."""
 
 import json
 import re
@@ -127,10 +127,10 @@ def test_a_mistake_that_the_closing_parenthesis_reveals_is_put_on_the_last_line(
 def test_every_type_of_parameter_reaches_the_server(connection: Connection, tmp_path: Path) -> None:
     found = write(
         tmp_path,
-        "SELECT 1 AS user_id, 'x' AS email, :n AS n, :x AS x, :t AS t, :d AS d, :b AS b, :z AS z, :as_of AS at,\n"
+        "SELECT 1 AS user_id, 'x' AS email, :n AS n, :x AS x, :t AS t, :d AS d, :b AS b, :z AS z, :as_of,\n"
         ":t || ':n 5%' AS u, 7 % 4 AS r, '12:30'::time::text AS c, :n::text AS v",
-        params="-- param n int = 30\n-- param x float = 0.5\n-- param t text = 'it''s 5%'\n-- param d date = 2026-01-31\n"
-        "-- param b bool = true\n-- param z text = null\n",
+        params="-- param n int = 30\n-- param x float = 0.5\n-- param t text = 'it''s 5%'\n"
+        "-- param d date = 2026-01-31\n-- param b bool = true\n-- param z text = null\n",
     )
     types = [column.type for column in checked(connection, found)][2:9]
     assert types == [
@@ -183,9 +183,9 @@ def test_a_preview_cannot_write_either(database: Database, connection: Connectio
         preview.preview(database, found, segment.bind(found, {}, AS_OF), timeout=10)
     switch = write(
         tmp_path,
-        "SELECT user_id, email, set_config('transaction_read_only', 'off', true) AS s, wipe() AS x FROM users",
+        "SELECT user_id, email, set_config('transaction_read_only', 'off', true), wipe() AS x FROM users",
     )
-    with pytest.raises(SegmentError, match="read-write mode.*A segment only reads"):
+    with pytest.raises(SegmentError, match=r"read-write mode.*A segment only reads"):
         preview.preview(database, switch, segment.bind(switch, {}, AS_OF), timeout=10)
     assert connection.execute("SELECT count(*) FROM users").fetchall() == [(400,)]
 
