@@ -177,8 +177,8 @@ def read_only(connection: psycopg.Connection[Any], timeout: float) -> None:
 def explained(segment: Segment, query: bytes = b"") -> Iterator[None]:
     """Turn an error of the server in `query`, which contains `statement(segment)`, into a SegmentError.
 
-    Faults of the segment get file and line; any other (lost connection, full disk) passes as it is. The server's
-    error is not kept as the cause, and values that it quotes are left out: they may be somebody's address.
+    Faults of the segment get file and line; any other (lost connection, full disk) passes as it is. The
+    server's error is not kept as cause, and values that it quotes are left out: they may be somebody's address.
     """
     try:
         yield
