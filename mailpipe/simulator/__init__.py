@@ -1,12 +1,13 @@
 """The SES stand-in: a separate process that speaks the SES v2 API (rest-json) on a local port.
 
-It stands in for Amazon SES in the demo, in tests and in benchmarks, and it is an independent witness: it imports nothing
-of mailpipe outside this package, and mailpipe knows only its address. What it accepted is in its own journal, whatever
-the sender believes.
+It stands in for Amazon SES in the demo, in tests and in benchmarks, and it is an independent witness: it
+imports nothing of mailpipe outside this package, and mailpipe knows only its address. What it accepted is in
+its own journal, whatever the sender believes.
 
-Reading order: `options`, `wire` (answers and typed errors), `rules` (what a field may hold), `account` (quotas and
-switches), `templates`, `suppression`, `fates` (what becomes of an address), `events`, `journal`, `sending` (the two send
-operations), `administration` (all other operations), `faults`, `control` (the door for tests), `http` (transport), `__main__`.
+Reading order: `options`, `wire` (answers and typed errors), `rules` (what a field may hold), `account`
+(quotas and switches), `templates`, `suppression`, `fates` (what becomes of an address), `events`, `journal`,
+`sending` (the two send operations), `administration` (all other operations), `faults`, `control` (the door
+for tests), `http` (transport), `__main__`.
 """
 
 from mailpipe.simulator.http import serve

@@ -1,4 +1,4 @@
-"""The command line of the stand-in: `python -m mailpipe.simulator`, and the command that `mailpipe ses-simulator` adds."""
+"""The stand-in's command line: `python -m mailpipe.simulator`; `mailpipe ses-simulator` adds its command."""
 
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def command(**given: Any) -> None:
         raise click.UsageError(
             f"{error.strerror}: {error.filename}" if error.filename else str(error)
         ) from None
-    except (ApiError, ValueError) as error:
+    except ApiError as error:
         raise click.BadParameter(str(error), param_hint="--faults") from None
 
 

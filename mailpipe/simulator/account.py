@@ -1,7 +1,7 @@
 """The account: its quotas, counted per recipient in sliding windows, and its sending switches.
 
-The second is strict: at no instant do the recipients accepted in the second before it exceed the rate plus the tolerance.
-SES itself lets short bursts pass; a stand-in that does not is the sharper witness.
+The second is strict: at no instant do the recipients accepted in the second before it exceed the rate plus
+the tolerance. SES itself lets short bursts pass; a stand-in that does not is the sharper witness.
 """
 
 import math
@@ -16,7 +16,8 @@ DAILY_QUOTA_EXCEEDED = "ACCOUNT_DAILY_QUOTA_EXCEEDED"
 
 
 class SlidingWindow:
-    """Recipients in the last `seconds` (an arrival exactly that old no longer counts), and the largest count ever seen."""
+    """Recipients in the last `seconds` (an arrival exactly that old no longer counts), and the largest count
+    ever seen."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -47,8 +48,8 @@ class Budget:
         self.taken_of_day = 0
 
     def take(self, recipients: int, of_day: int) -> str:
-        """Takes room for one message: '' or the status that refuses it. `of_day` leaves out the mailbox simulator's
-        addresses, which count against the rate but not against the daily quota."""
+        """Takes room for one message: '' or the status that refuses it. `of_day` leaves out the mailbox
+        simulator's addresses, which count against the rate but not against the daily quota."""
         if recipients > self._second:
             return THROTTLED
         if of_day > self._day:

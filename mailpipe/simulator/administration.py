@@ -1,4 +1,5 @@
-"""All SES operations that send nothing: account, templates, configuration sets, suppression list. One table of routes."""
+"""All SES operations that send nothing: account, templates, configuration sets, suppression list. One table
+of routes."""
 
 import base64
 import binascii
@@ -9,7 +10,7 @@ from datetime import datetime
 from typing import NamedTuple, TypeVar
 
 from mailpipe.simulator.account import Account, ConfigurationSets
-from mailpipe.simulator.rules import InvalidField, configuration_set_name, template_data
+from mailpipe.simulator.rules import InvalidFieldError, configuration_set_name, template_data
 from mailpipe.simulator.suppression import REASONS, SuppressionList
 from mailpipe.simulator.templates import Templates, mime_text, missing_variable_text
 from mailpipe.simulator.wire import ApiError, JsonObject, bad_request, flag_member, text_member
@@ -55,7 +56,7 @@ class Administration:
             "ListSuppressedDestinations": self.list_suppressed_destinations,
         }
 
-    def get_account(self, call: Call) -> JsonObject:
+    def get_account(self, _call: Call) -> JsonObject:
         return self._account.describe(time.monotonic())
 
     def put_account_sending_attributes(self, call: Call) -> JsonObject:
@@ -87,7 +88,7 @@ class Administration:
         template = self._templates.get(call.name)
         try:
             data = template_data(call.request.get("TemplateData"), "TemplateData")
-        except InvalidField as error:
+        except InvalidFieldError as error:
             raise bad_request(f"{error}.") from None
         missing = template.variables - data.keys()
         if missing:
@@ -153,7 +154,8 @@ class Administration:
 def _page(
     items: list[_Item], query: dict[str, list[str]], default_size: int
 ) -> tuple[list[_Item], JsonObject]:
-    """One page, and NextToken (the offset, made opaque) if there is another. Raises ApiError for a foreign token."""
+    """One page, and NextToken (the offset, made opaque) if there is another. Raises ApiError for a foreign
+    token."""
     try:
         size = int(query.get("PageSize", [str(default_size)])[0])
     except ValueError:

@@ -1,15 +1,16 @@
 """The door for tests, benchmarks and the demo: `/_control/...`. Nothing here exists in SES.
 
-GET    /_control/state           counters (see `state`)
-GET    /_control/faults          the fault rules in force, with what each has seen and how often it fired
+GET    /_control/state           counters (see `Control.state`)
+GET    /_control/faults          the fault rules in force, what each has seen and how often it fired
 POST   /_control/faults          adds a JSON list of rules
 DELETE /_control/faults          clears them and lets paused requests go on
 GET    /_control/settings        what PATCH can change
-PATCH  /_control/settings        {rate, rate_tolerance, throttle_style, daily_quota, sending_enabled, suspended,
-                                  latency_ms, jitter_ms}, any of them
+PATCH  /_control/settings        any of rate, rate_tolerance, throttle_style, daily_quota, sending_enabled,
+                                 suspended, latency_ms, jitter_ms
 GET    /_control/messages/{id}   one of the newest accepted messages, rendered
 """
 
+import time
 from dataclasses import asdict
 
 from mailpipe.simulator.account import Account
@@ -66,9 +67,10 @@ class Control:
         raise not_found("The stand-in has no such control.")
 
     def state(self) -> JsonObject:
-        """Counters since the start: requests (API only), accepted (recipients), accepted_messages, throttled (recipients
-        refused by a quota), max_in_any_second (recipients accepted within any sliding second), max_calls_in_any_second,
-        sent_last_24_hours, retries_refused, in_flight, max_in_flight, faults (fired, by kind)."""
+        """Counters since the start: requests (API only), accepted (recipients), accepted_messages, throttled
+        (recipients refused by a quota), max_in_any_second (recipients accepted within any sliding second),
+        max_calls_in_any_second, sent_last_24_hours, retries_refused, in_flight, max_in_flight, faults (fired,
+        by kind)."""
         account, traffic = self._account, self._traffic
         return {
             "requests": traffic.requests,
@@ -77,7 +79,7 @@ class Control:
             "throttled": account.throttled_recipients,
             "max_in_any_second": account.second.peak,
             "max_calls_in_any_second": account.calls.peak,
-            "sent_last_24_hours": account.day.total,
+            "sent_last_24_hours": account.day.count(time.monotonic()),
             "retries_refused": traffic.retries_refused,
             "in_flight": traffic.in_flight,
             "max_in_flight": traffic.max_in_flight,

@@ -1,7 +1,8 @@
-"""SES events in the shapes that SES publishes (the same record that goes to SNS, Firehose or EventBridge), as JSON lines.
+"""SES events in the shapes that SES publishes (the same record that goes to SNS, Firehose or EventBridge), as
+JSON lines.
 
-Lines are put together from text, because encoding whole objects would take most of the stand-in's time at 20,000
-recipients a second; every value that is not of our own making passes through the JSON encoder.
+Lines are put together from text, because encoding whole objects would take most of the stand-in's time at
+20,000 recipients a second; every value that is not of our own making passes through the JSON encoder.
 """
 
 import asyncio
@@ -31,14 +32,14 @@ _bounces: dict[Fate, tuple[str, str, str, str, str]] = {
         "Suppressed",
         "failed",
         "5.1.1",
-        "Amazon SES has suppressed sending to this address because it has a recent history of bouncing as an invalid address.",
+        "Amazon SES has suppressed sending to this address because it has a recent history of bouncing.",
     ),
     "account_suppressed": (
         "Permanent",
         "OnAccountSuppressionList",
         "failed",
         "5.1.1",
-        "Amazon SES did not send the message to this address because it is on the suppression list for your account.",
+        "Amazon SES did not send the message: the address is on the suppression list for your account.",
     ),
 }
 
@@ -56,9 +57,11 @@ class Events:
     def write(self, envelope: Envelope, messages: Sequence[Message]) -> None:
         delivery_s = max(self._delay, _SHORTEST_DELIVERY_S)
         sent, delivered = _timestamp(envelope.at), _timestamp(envelope.at + delivery_s)
+        took_ms = int(delivery_s * 1000)
         domain = quote(envelope.sender.rpartition("@")[2])
         head = (
-            f'"timestamp":"{sent}","source":{quote(envelope.sender)},"sourceArn":{quote(self._identity)[:-1]}{domain[1:]},'
+            f'"timestamp":"{sent}","source":{quote(envelope.sender)},'
+            f'"sourceArn":{quote(self._identity)[:-1]}{domain[1:]},'
             f'"sendingAccountId":"{ACCOUNT_ID}","headersTruncated":false,'
         )
         auto_tags = (
@@ -72,11 +75,15 @@ class Events:
         for message in messages:
             tags = "".join([f',"{name}":["{value}"]' for name, value in message.tags.items()])
             destination = ",".join([quote(recipient) for recipient in message.recipients])
-            mail = f'"mail":{{{head}"messageId":"{message.message_id}","destination":[{destination}],"tags":{{{auto_tags}{tags}'
+            mail = (
+                f'"mail":{{{head}"messageId":"{message.message_id}","destination":[{destination}],'
+                f'"tags":{{{auto_tags}{tags}'
+            )
             if message.missing:
                 template = envelope.template.name if envelope.template else ""
                 now.append(
-                    f'{{"eventType":"Rendering Failure",{mail}}}}},"failure":{{"templateName":{quote(template)},'
+                    f'{{"eventType":"Rendering Failure",{mail}}}}},'
+                    f'"failure":{{"templateName":{quote(template)},'
                     f'"errorMessage":{quote(missing_variable_text(message.missing))}}}}}\n'
                 )
                 continue
@@ -84,7 +91,9 @@ class Events:
             for number, (recipient, fate) in enumerate(zip(message.recipients, message.fates, strict=True)):
                 feedback_id = f"{message.message_id[:-6]}{number + 1:06d}"
                 later.extend(
-                    _outcome(fate, mail, quote(recipient), delivered, int(delivery_s * 1000), feedback_id)
+                    _outcome(
+                        fate, mail, quote(recipient), at=delivered, took_ms=took_ms, feedback_id=feedback_id
+                    )
                 )
         if self._delay:
             self._file.append("".join(now).encode())
@@ -115,8 +124,8 @@ class Events:
         self._file.close()
 
 
-def _outcome(fate: Fate, mail: str, recipient: str, at: str, took_ms: int, feedback_id: str) -> list[str]:
-    """The events after Send for one recipient. `mail` lacks its last two braces; `recipient` is JSON already."""
+def _outcome(fate: Fate, mail: str, recipient: str, *, at: str, took_ms: int, feedback_id: str) -> list[str]:
+    """The events after Send for one recipient. `mail` lacks its last two braces; `recipient` is JSON."""
     bounce = _bounces.get(fate)
     if bounce is not None:
         kind, subtype, action, status, diagnostic = bounce
@@ -128,20 +137,23 @@ def _outcome(fate: Fate, mail: str, recipient: str, at: str, took_ms: int, feedb
         )
         return [text]
     delivery = (
-        f'{{"eventType":"Delivery",{mail},"ses:outgoing-ip":["{_OUTGOING_IP}"]}}}},"delivery":{{"timestamp":"{at}",'
-        f'"processingTimeMillis":{took_ms},"recipients":[{recipient}],"smtpResponse":"250 2.0.0 OK",'
+        f'{{"eventType":"Delivery",{mail},"ses:outgoing-ip":["{_OUTGOING_IP}"]}}}},'
+        f'"delivery":{{"timestamp":"{at}","processingTimeMillis":{took_ms},'
+        f'"recipients":[{recipient}],"smtpResponse":"250 2.0.0 OK",'
         f'"reportingMTA":"{_REPORTING_MTA}"}}}}\n'
     )
     if fate == "complaint":
         complaint = (
             f'{{"eventType":"Complaint",{mail}}}}},"complaint":{{"complaintSubType":null,'
-            f'"complainedRecipients":[{{"emailAddress":{recipient}}}],"timestamp":"{at}","feedbackId":"{feedback_id}",'
-            f'"userAgent":"ExampleFBL/1.0","complaintFeedbackType":"abuse","arrivalDate":"{at}"}}}}\n'
+            f'"complainedRecipients":[{{"emailAddress":{recipient}}}],"timestamp":"{at}",'
+            f'"feedbackId":"{feedback_id}","userAgent":"ExampleFBL/1.0","complaintFeedbackType":"abuse",'
+            f'"arrivalDate":"{at}"}}}}\n'
         )
         return [delivery, complaint]
     if fate == "delay":
         delay = (
-            f'{{"eventType":"DeliveryDelay",{mail}}}}},"deliveryDelay":{{"timestamp":"{at}","delayType":"MailboxFull",'
+            f'{{"eventType":"DeliveryDelay",{mail}}}}},'
+            f'"deliveryDelay":{{"timestamp":"{at}","delayType":"MailboxFull",'
             f'"expirationTime":"{_timestamp(time.time() + _DELAY_S)}","reportingMTA":"{_OUTGOING_IP}",'
             f'"delayedRecipients":[{{"emailAddress":{recipient},"status":"4.2.2",'
             f'"diagnosticCode":"smtp; 452 4.2.2 mailbox full"}}]}}}}\n'

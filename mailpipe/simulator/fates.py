@@ -1,15 +1,18 @@
-"""What becomes of a mail after it was accepted, decided by its address alone, so that a run can be repeated and audited.
+"""What becomes of a mail after it was accepted, decided by its address alone, so that a run can be repeated.
 
 In this order:
 
 1. on the account's suppression list: bounced as OnAccountSuppressionList;
-2. the mailbox simulator, with or without a label (`bounce+anything@simulator.amazonses.com`): `success`, `ooto` are
-   delivered, `bounce` bounces, `complaint` is delivered and complained about, `suppressionlist` bounces as Suppressed;
-3. domains that say it: `bounce.example.com`, `softbounce.example.com`, `complaint.example.com`, `delay.example.com`;
+2. the mailbox simulator, with or without a label (`bounce+anything@simulator.amazonses.com`): `success` and
+   `ooto` are delivered, `bounce` bounces, `complaint` is delivered and complained about, `suppressionlist`
+   bounces as Suppressed; any other name there bounces;
+3. domains that say it: `bounce.example.com`, `softbounce.example.com`, `complaint.example.com`,
+   `delay.example.com`;
 4. the shares `bounce_rate`, `complaint_rate`, `delay_rate`, by a hash of the address and the seed;
 5. everybody else gets the mail.
 
-A hard bounce or a complaint (not the mailbox simulator's) puts the address on the suppression list, as SES does by default.
+A hard bounce or a complaint (not the mailbox simulator's) puts the address on the suppression list, as SES
+does by default.
 """
 
 import hashlib

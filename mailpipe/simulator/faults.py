@@ -1,27 +1,42 @@
 """Faults on request: rules that say which requests go wrong, and how.
 
-A rule is a JSON object. `kind` is required; `operation` (default SendBulkEmail, "*" for all) says which requests it looks
-at; these members say which of them it strikes, all that are given must agree:
+A rule is a JSON object. `kind` is required; `operation` (default SendBulkEmail, "*" for all) says which
+requests it looks at; these members say which of them it strikes, all that are given must agree:
 
     after N         not the first N
     every K         each K-th of the rest
     probability P   with this chance (from the seed)
     count C         at most C times
 
-Kinds that act before anything is accepted: `throttle_call`, `sending_paused`, `account_suspended`, `http_status` {status,
-type, message}, `silence_before_accept`, `reset_before_accept`, `pause` (waits until the rules are cleared).
-Kinds that act on entries: `throttle_entries` and `transient_entries` {positions}, `entry_status` {status, positions, error},
-`short_results` {drop}, `shuffled_results`, `daily_quota_at` {n}.
-Kinds that act on the answer, when the journal holds the messages: `http_status` {accept: true}, `silence_after_accept`,
-`reset_after_accept`, `close_after_accept`, `truncated_200`, `empty_200`, `html_200`, `pause` {accept: true}, `latency` {ms},
-`drip` {ms, bytes}.
+Kinds that act before anything is accepted:
 
-One request meets at most one rule before acceptance and one on its answer, the first that strikes; latencies add up.
+    throttle_call, sending_paused, account_suspended    SES's typed refusals
+    http_status {status, type, message}                 any other answer
+    silence_before_accept, reset_before_accept
+    pause                                               waits until the rules are cleared
+
+Kinds that act on entries (`positions` is a list, absent means all):
+
+    throttle_entries, transient_entries {positions}
+    entry_status {status, positions}
+    daily_quota_at {n}                                  the rolling day is full at n recipients
+    short_results {drop}, shuffled_results              all are accepted, the answer's list is wrong
+
+Kinds that act on the answer, when the journal holds the messages already:
+
+    http_status {status, type, message, accept: true}, pause {accept: true}
+    silence_after_accept, reset_after_accept, close_after_accept
+    truncated_200, empty_200, html_200
+    latency {ms}, drip {ms, bytes}
+
+One request meets at most one rule before acceptance and one on its answer, the first that strikes; latencies
+add up.
 """
 
 import asyncio
 import random
 from collections import Counter
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from mailpipe.simulator.wire import JsonObject, bad_request
@@ -64,14 +79,13 @@ _MEMBERS: dict[str, type | tuple[type, ...]] = {
     "status": (int, str),
     "type": str,
     "message": str,
-    "error": str,
     "positions": list,
     "ms": (int, float),
     "bytes": int,
     "n": int,
     "drop": int,
 }
-_NEEDED = {"http_status": "status", "entry_status": "status", "latency": "ms", "daily_quota_at": "n"}
+_NEEDED = {"entry_status": "status", "latency": "ms", "daily_quota_at": "n"}
 
 
 class Rule:
@@ -84,6 +98,8 @@ class Rule:
             expected = _MEMBERS.get(name)
             if expected is None or not isinstance(value, expected):
                 raise bad_request(f"Fault rule {given['kind']}: {name} is unknown or has the wrong type.")
+        if given["kind"] == "http_status" and given.get("status") not in list(HTTPStatus):
+            raise bad_request("Fault rule http_status needs status, an HTTP status code.")
         needed = _NEEDED.get(given["kind"])
         if needed and needed not in given:
             raise bad_request(f"Fault rule {given['kind']} needs {needed}.")
@@ -129,7 +145,8 @@ class Plan(NamedTuple):
         return min(limits) if limits else None
 
     def entry_statuses(self, entries: int) -> dict[int, str]:
-        """Positions that are not accepted, and the status that they answer with. A rule without positions means all."""
+        """Positions that are not accepted, and the status that they answer with. A rule without positions
+        means all."""
         statuses: dict[int, str] = {}
         for rule in self.entries:
             status = {"throttle_entries": "ACCOUNT_THROTTLED", "transient_entries": "TRANSIENT_FAILURE"}.get(
@@ -165,7 +182,8 @@ class Faults:
         self.cleared = asyncio.Event()
 
     def add(self, rules: object) -> None:
-        """Puts a list of rules in force, after those that are. Raises ApiError and adds none if one of them is wrong."""
+        """Puts a list of rules in force, after those that are. Raises ApiError and adds none if one of them
+        is wrong."""
         if not isinstance(rules, list):
             raise bad_request("Fault rules are a JSON list.")
         self._rules += [Rule(rule) for rule in rules]

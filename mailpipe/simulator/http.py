@@ -1,6 +1,8 @@
-"""Transport: the ASGI application, the faults that need the bare connection (silence, reset, truncation), and the server.
+"""Transport: the ASGI application, the faults that need the bare connection (silence, reset, truncation), and
+the server.
 
-What an operation means is decided elsewhere; here a request becomes a call, and an `Answer` becomes bytes, or does not.
+What an operation means is decided elsewhere; here a request becomes a call, and an `Answer` becomes bytes, or
+does not.
 """
 
 import asyncio
@@ -15,6 +17,7 @@ import uuid
 from pathlib import Path
 from urllib.parse import parse_qs, unquote
 
+import click
 import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -34,7 +37,8 @@ from mailpipe.simulator.wire import Answer, ApiError, JsonObject, bad_request, e
 
 _EXTENSION = "mailpipe.connection"
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-# A server that drops idle connections after seconds would feed its client stale ones, a fault that nobody asked for.
+# A server that drops idle connections after seconds would feed its client stale ones, a fault that nobody
+# asked for.
 _KEEP_ALIVE_S = 300
 # Answers on their way when the process is told to stop may still leave, if they are quick.
 _GRACE_S = 2
@@ -47,8 +51,9 @@ _refusals = {
 }
 
 
-class _Gone(Exception):
-    """The connection is closed or is to be left without an answer; there is nothing more to do for this request."""
+class _GoneError(Exception):
+    """The connection is closed or is to be left without an answer; there is nothing more to do for this
+    request."""
 
 
 class Simulator:
@@ -57,7 +62,7 @@ class Simulator:
     def __init__(self, options: Options) -> None:
         self.faults = Faults(options.seed)
         if options.faults is not None:
-            self.faults.add(json.loads(options.faults.read_text()))
+            self.faults.add(_json_file(options.faults))
         self._changes = ChangeLog(options.state)
         self._account = Account(options)
         templates = Templates(self._changes.remember)
@@ -73,7 +78,13 @@ class Simulator:
         self._events = Events(options.events, options.region, options.delivery_ms)
         fates = Fates(options, suppression)
         self._sender = Sender(
-            self._account, templates, sets, fates, self._journal, self._events, options.keep_messages
+            account=self._account,
+            templates=templates,
+            sets=sets,
+            fates=fates,
+            journal=self._journal,
+            events=self._events,
+            keep_messages=options.keep_messages,
         )
         self._administration = Administration(self._account, templates, sets, suppression)
         self._traffic = Traffic(options.latency_ms, options.jitter_ms)
@@ -107,7 +118,7 @@ class Simulator:
             await self._serve(scope, segments, body, receive, send)
         except ApiError as error:
             await _send(send, error_answer(error))
-        except _Gone:
+        except _GoneError:
             pass
         finally:
             self._traffic.in_flight -= 1
@@ -125,7 +136,8 @@ class Simulator:
     async def _serve(
         self, scope: Scope, segments: list[str], body: bytes, receive: Receive, send: Send
     ) -> None:
-        """One API request, from the tripwire for retries to the last byte of its answer. Raises ApiError and _Gone."""
+        """One API request, from the tripwire for retries to the last byte of its answer. Raises ApiError and
+        _GoneError."""
         self._refuse_retry(scope)
         operation, name = route(scope["method"], segments)
         plan = self.faults.plan(operation)
@@ -149,7 +161,8 @@ class Simulator:
             await _send(send, answer)
 
     def _refuse_retry(self, scope: Scope) -> None:
-        """SES has no idempotency token, so a retry on the wire is a second mail: this client is configured wrongly."""
+        """SES has no idempotency token, so a retry on the wire is a second mail: this client is configured
+        wrongly."""
         for header, value in scope["headers"]:
             if header == b"amz-sdk-request" and any(int(number) > 1 for _, number in _attempts(value)):
                 self._traffic.retries_refused += 1
@@ -190,8 +203,8 @@ class Simulator:
             case "close_after_accept":
                 await _close(scope, receive)
             case "truncated_200":
-                head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(answer.body)}\r\n\r\n"
-                _transport(scope).write(head.encode() + answer.body[: len(answer.body) // 2])
+                head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+                _transport(scope).write(head % len(answer.body) + answer.body[: len(answer.body) // 2])
                 await _close(scope, receive)
             case "empty_200":
                 await _send(send, Answer(200, b""))
@@ -217,6 +230,13 @@ class Simulator:
             await _reset(scope, receive)
 
 
+def _json_file(path: Path) -> object:
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        raise bad_request(f"{path} is not JSON.") from None
+
+
 def _given_error(rule: Rule) -> ApiError:
     status = int(rule.given["status"])
     return ApiError(rule.get("type", ""), rule.get("message", "An injected fault."), status)
@@ -240,7 +260,8 @@ async def _send(send: Send, answer: Answer) -> None:
 
 
 async def _drip(send: Send, answer: Answer, pause_s: float, size: int) -> None:
-    """Sends the body in pieces of `size` bytes, `pause_s` apart: every single read is in time, the whole is late."""
+    """Sends the body in pieces of `size` bytes, `pause_s` apart: every single read is in time, the whole is
+    late."""
     await send({"type": "http.response.start", "status": answer.status, "headers": _headers(answer)})
     for start in range(0, len(answer.body), size):
         await asyncio.sleep(pause_s)
@@ -283,22 +304,23 @@ async def _reset(scope: Scope, receive: Receive) -> None:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         transport.abort()
     await receive()
-    raise _Gone
+    raise _GoneError
 
 
 async def _close(scope: Scope, receive: Receive) -> None:
     """Ends the connection with FIN, after whatever was written."""
     _transport(scope).close()
     await receive()
-    raise _Gone
+    raise _GoneError
 
 
 class _Protocol(HttpToolsProtocol):
     """uvicorn's protocol, which also hands the connection itself to the application."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        # asyncio does this only for sockets made with an explicit protocol number, which a listener handed to uvicorn
-        # is not; without it, head and body in two writes meet the client's delayed ACK: 44 ms a call instead of 3.
+        # asyncio does this only for sockets made with an explicit protocol number, which a listener handed to
+        # uvicorn is not; without it, head and body in two writes meet the client's delayed ACK: 44 ms a call
+        # instead of 3.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
 
@@ -308,7 +330,8 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which says where it listens once it does, and lets go of held requests when it stops."""
+    """uvicorn's server, which says where it listens once it does, and lets go of held requests when it
+    stops."""
 
     def __init__(
         self, config: uvicorn.Config, simulator: Simulator, url: str, ready_file: Path | None
@@ -324,7 +347,7 @@ class _Server(uvicorn.Server):
             temporary = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}")
             temporary.write_text(self._url + "\n")
             temporary.replace(self._ready_file)
-        print(f"listening on {self._url}", flush=True)
+        click.echo(f"listening on {self._url}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._simulator.stop()
@@ -334,7 +357,8 @@ class _Server(uvicorn.Server):
 def serve(options: Options) -> None:
     """Runs the stand-in in this process until SIGTERM or SIGINT. Must be called in the main thread.
 
-    Raises OSError if the port is taken or a file cannot be opened, ApiError if the faults file is not a list of rules.
+    Raises OSError if the port is taken or a file cannot be opened, ApiError if the faults file is not a list
+    of rules.
     """
     simulator = Simulator(options)
     listener = socket.create_server((options.host, options.port), backlog=2048)
@@ -352,7 +376,8 @@ def serve(options: Options) -> None:
         timeout_graceful_shutdown=_GRACE_S,
     )
     server = _Server(config, simulator, f"http://{host}:{listener.getsockname()[1]}", options.ready_file)
-    # uvicorn raises the signal that stopped it once more when it is done; a stop that was asked for is no failure.
+    # uvicorn raises the signal that stopped it once more when it is done; a stop that was asked for is no
+    # failure.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         server.run(sockets=[listener])

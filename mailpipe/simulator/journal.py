@@ -1,7 +1,9 @@
-"""Files that only grow: the journal of accepted messages, the log of remembered changes, and what both need to be trusted.
+"""Files that only grow: the journal of accepted messages, the log of remembered changes, and what both need
+to be trusted.
 
-A line is handed to the operating system before the answer leaves, so the journal holds whatever a client may have
-been told, even if this process is killed the moment after. It is not a guard against the machine losing power.
+A line is handed to the operating system before the answer leaves, so the journal holds whatever a client may
+have been told, even if this process is killed the moment after. It is not a guard against the machine losing
+power.
 """
 
 import hashlib
@@ -33,10 +35,10 @@ class AppendFile:
 class Journal:
     """One line per accepted message:
 
-    `message_id, at (epoch seconds), to (addresses, joined by ", " if several), recipients, campaign, seq, attempt (from the
-    tags of these names, null without; seq and attempt are integers), tags, headers (names), outcome (a fate, or
-    "rendering_failure"), operation, template, configuration_set, from`, and with rendering `subject_sha256, html_sha256,
-    text_sha256`.
+    `message_id, at (epoch seconds), to (addresses, joined by ", " if several), recipients, campaign, seq,
+    attempt (from the tags of these names, null without; seq and attempt are integers), tags, headers (names),
+    outcome (a fate, or "rendering_failure"), operation, template, configuration_set, from`, and with
+    rendering `subject_sha256, html_sha256, text_sha256`.
     """
 
     def __init__(self, path: Path, render: bool) -> None:
@@ -88,14 +90,16 @@ def _number(tag: str | None) -> str:
 
 
 class ChangeLog:
-    """Remembers what SES would: every change of templates, configuration sets and suppression list, replayed at the start."""
+    """Remembers what SES would: every change of templates, configuration sets and suppression list, replayed
+    at the start."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file: AppendFile | None = None
 
     def changes(self) -> list[JsonObject]:
-        """Everything remembered so far, oldest first. A torn last line (the process was killed) is left out."""
+        """Everything remembered so far, oldest first. A torn last line (the process was killed) is left
+        out."""
         if self._path is None or not self._path.exists():
             return []
         whole, _, _ = self._path.read_bytes().rpartition(b"\n")

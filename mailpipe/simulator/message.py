@@ -1,4 +1,5 @@
-"""An accepted message, as the journal, the event writer and the control endpoint see it. Deciding what is accepted is `sending`'s duty."""
+"""An accepted message, as the journal, the event writer and the control endpoint see it. Deciding what is
+accepted is `sending`'s duty."""
 
 import os
 import time
@@ -11,7 +12,8 @@ from mailpipe.simulator.wire import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What all messages of one call share. `sender` is a bare address, `at` the instant of acceptance in epoch seconds."""
+    """What all messages of one call share. `sender` is a bare address, `at` the instant of acceptance in
+    epoch seconds."""
 
     operation: str
     sender: str
@@ -23,8 +25,8 @@ class Envelope:
 
 @dataclass(slots=True)
 class Message:
-    """One accepted message. `recipients` are bare addresses, with one fate each; `missing` names the first variable that
-    the template needs and the data lacks, in which case nothing is delivered."""
+    """One accepted message. `recipients` are bare addresses, with one fate each; `missing` names the first
+    variable that the template needs and the data lacks, in which case nothing is delivered."""
 
     envelope: Envelope
     message_id: str
@@ -38,7 +40,8 @@ class Message:
     """The content itself where the message brings its own instead of a template."""
 
     def rendered(self) -> Rendered | None:
-        """The parts as the person would read them; None when a variable is missing or the message is raw MIME."""
+        """The parts as the person would read them; None when a variable is missing or the message is raw
+        MIME."""
         template = self.envelope.template
         if template is None or self.missing:
             return self.content
@@ -49,7 +52,5 @@ def new_message_ids(count: int) -> list[str]:
     """`count` fresh ids in SES's form: 16 hex digits that begin with the time, a UUID, six digits."""
     prefix = f"0102{int(time.time() * 1000):012x}"
     raw = os.urandom(16 * count).hex()
-    return [
-        f"{prefix}-{raw[i : i + 8]}-{raw[i + 8 : i + 12]}-{raw[i + 12 : i + 16]}-{raw[i + 16 : i + 20]}-{raw[i + 20 : i + 32]}-000000"
-        for i in range(0, 32 * count, 32)
-    ]
+    parts = [raw[i : i + 32] for i in range(0, 32 * count, 32)]
+    return [f"{prefix}-{p[:8]}-{p[8:12]}-{p[12:16]}-{p[16:20]}-{p[20:]}-000000" for p in parts]

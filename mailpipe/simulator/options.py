@@ -1,4 +1,5 @@
-"""The stand-in's settings: one frozen object, made by the command line or by a test. Reading the command line is in `__main__`."""
+"""The stand-in's settings: one frozen object, made by the command line or by a test. Reading the command line
+is in `__main__`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ class Options:
     events: Path
     """JSON lines, one SES event each. Appended to."""
     state: Path | None = None
-    """Where templates, configuration sets and the suppression list outlive a restart; without it they do not."""
+    """Where templates, configuration sets and the suppression list outlive a restart; without it they do
+    not."""
     host: str = "127.0.0.1"
     port: int = 0
     """0 takes a free port; the chosen one is printed and written to `ready_file`."""
@@ -28,7 +30,8 @@ class Options:
     rate_tolerance: int = 0
     """Recipients that a sliding second may exceed the rate by, for burst behaviour."""
     throttle_style: ThrottleStyle = "entries"
-    """Over the rate: `entries` answers ACCOUNT_THROTTLED for those that do not fit, `call` refuses the whole call (429)."""
+    """Over the rate: `entries` answers ACCOUNT_THROTTLED for those that do not fit, `call` refuses the whole
+    call (429)."""
     daily_quota: int = -1
     """Max24HourSend; -1 is SES's way to say unlimited."""
     daily_window_s: float = 86_400.0
@@ -46,7 +49,8 @@ class Options:
     bounce_rate: float = 0.0
     complaint_rate: float = 0.0
     delay_rate: float = 0.0
-    """Shares of all addresses, chosen by a hash of address and seed: the same address always meets the same fate."""
+    """Shares of all addresses, chosen by a hash of address and seed: the same address always meets the same
+    fate."""
 
     render: bool = False
     """Render every message and journal the SHA-256 of its parts."""

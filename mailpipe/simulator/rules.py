@@ -1,8 +1,10 @@
-"""What a field of a send request may hold. Patterns and lengths are those of the SES v2 service model (MessageHeaderName,
-MessageHeaderValue, MessageHeaderList, MessageTag, EmailTemplateData, Destination); address errors use SES's wording.
+"""What a field of a send request may hold. Patterns and lengths are those of the SES v2 service model
+(MessageHeaderName, MessageHeaderValue, MessageHeaderList, MessageTag, EmailTemplateData, Destination);
+address errors use SES's wording.
 
-Two kinds of error, because SES answers them differently: `ApiError` for what its model constrains (the whole call is
-refused) and `InvalidField` for what only the recipient's entry answers for (INVALID_PARAMETER). No text holds an address.
+Two kinds of error, because SES answers them differently: `ApiError` for what its model constrains (the whole
+call is refused) and `InvalidFieldError` for what only the recipient's entry answers for (INVALID_PARAMETER).
+No text holds an address.
 """
 
 import json
@@ -25,61 +27,62 @@ _configuration_set = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 _control_or_space = re.compile(r"[\x00-\x20\x7f]").search
 
 
-class InvalidField(Exception):
+class InvalidFieldError(Exception):
     """One entry cannot be accepted as it is; the text says why and holds no address."""
 
 
 def bare_address(text: object) -> str:
     """The address of `text`, which may carry a display name, with its domain in lower case.
 
-    The local part must be 7-bit ASCII and the domain ASCII (Punycode): SES has no SMTPUTF8. Raises InvalidField.
+    The local part must be 7-bit ASCII and the domain ASCII (Punycode): SES has no SMTPUTF8. Raises
+    InvalidFieldError.
     """
     if not isinstance(text, str):
-        raise InvalidField("An address is not a string")
+        raise InvalidFieldError("An address is not a string")
     address = text
     if "<" in text:
         named = _named_address(text)
         if named is None:
-            raise InvalidField("Illegal address")
+            raise InvalidFieldError("Illegal address")
         if not text.isascii():
-            raise InvalidField("Address contains a display name that is not 7-bit ASCII")
+            raise InvalidFieldError("Address contains a display name that is not 7-bit ASCII")
         address = named[1]
     if not _plain_address(address):
         _explain(address)
     local, _, domain = address.rpartition("@")
     if len(local) > 64:
-        raise InvalidField("Local address is longer than 64 characters")
+        raise InvalidFieldError("Local address is longer than 64 characters")
     if len(domain) > 255:
-        raise InvalidField("Domain is longer than 255 characters")
+        raise InvalidFieldError("Domain is longer than 255 characters")
     return f"{local}@{domain.lower()}"
 
 
 def _explain(address: str) -> None:
-    """Raises InvalidField with SES's reason, or returns if the local part is a quoted string."""
+    """Raises InvalidFieldError with SES's reason, or returns if the local part is a quoted string."""
     local, at, domain = address.rpartition("@")
     if not at:
-        raise InvalidField("Missing final '@domain'")
+        raise InvalidFieldError("Missing final '@domain'")
     if not local:
-        raise InvalidField("Missing local name")
+        raise InvalidFieldError("Missing local name")
     if not domain:
-        raise InvalidField("Missing domain")
+        raise InvalidFieldError("Missing domain")
     for part, name in ((local, "Local address"), (domain, "Domain")):
         if not part.isascii():
-            raise InvalidField(f"{name} contains non-ASCII characters")
+            raise InvalidFieldError(f"{name} contains non-ASCII characters")
         if name == "Local address" and _quoted_local(part):
             continue
         if _control_or_space(part):
-            raise InvalidField(f"{name} contains control or whitespace")
+            raise InvalidFieldError(f"{name} contains control or whitespace")
         if part.startswith("."):
-            raise InvalidField(f"{name} starts with dot")
+            raise InvalidFieldError(f"{name} starts with dot")
         if part.endswith("."):
-            raise InvalidField(f"{name} ends with dot")
+            raise InvalidFieldError(f"{name} ends with dot")
         if ".." in part:
-            raise InvalidField(f"{name} contains dot-dot")
+            raise InvalidFieldError(f"{name} contains dot-dot")
     if not _quoted_local(local) and not re.fullmatch(rf"{_ATOM}(?:\.{_ATOM})*", local):
-        raise InvalidField("Local address contains illegal character")
+        raise InvalidFieldError("Local address contains illegal character")
     if not re.fullmatch(rf"{_LABEL}(?:\.{_LABEL})*", domain):
-        raise InvalidField("Domain contains illegal character")
+        raise InvalidFieldError("Domain contains illegal character")
 
 
 def header_list(value: object, where: str) -> list[tuple[str, str]]:
@@ -106,7 +109,8 @@ def header_list(value: object, where: str) -> list[tuple[str, str]]:
 
 
 def tag_list(value: object, where: str) -> dict[str, str]:
-    """The tags of a MessageTagList. Raises InvalidField for a forbidden character, ApiError for a wrong shape."""
+    """The tags of a MessageTagList. Raises InvalidFieldError for a forbidden character, ApiError for a wrong
+    shape."""
     if value is None:
         return {}
     if not isinstance(value, list):
@@ -115,7 +119,7 @@ def tag_list(value: object, where: str) -> dict[str, str]:
     for tag in value:
         name, text = _name_and_value(tag, where)
         if not _tag_text(name) or not _tag_text(text):
-            raise InvalidField(f"A tag in {where} must be 1 to 256 ASCII letters, digits, '_' or '-'")
+            raise InvalidFieldError(f"A tag in {where} must be 1 to 256 ASCII letters, digits, '_' or '-'")
         tags[name] = text
     return tags
 
@@ -129,7 +133,10 @@ def _name_and_value(pair: object, where: str) -> tuple[str, str]:
 
 
 def template_data(value: object, where: str) -> JsonObject:
-    """The variables of a TemplateData string. Raises InvalidField if it is no JSON object, ApiError if it is too long."""
+    """The variables of a TemplateData string.
+
+    Raises InvalidFieldError if it is no JSON object, ApiError if it is too long.
+    """
     if value is None:
         return {}
     if not isinstance(value, str):
@@ -139,9 +146,9 @@ def template_data(value: object, where: str) -> JsonObject:
     try:
         data = json.loads(value)
     except ValueError:
-        raise InvalidField(f"{where} is not JSON") from None
+        raise InvalidFieldError(f"{where} is not JSON") from None
     if not isinstance(data, dict):
-        raise InvalidField(f"{where} is not a JSON object")
+        raise InvalidFieldError(f"{where} is not a JSON object")
     return data
 
 

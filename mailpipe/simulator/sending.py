@@ -1,12 +1,13 @@
 """SendBulkEmail and SendEmail: from a request's members to accepted messages and the answer.
 
-Checks run in this order: switches, shape of the call, each entry's fields, quotas. What is accepted is in the journal and
-its events are written before the answer exists.
+Checks run in this order: switches, shape of the call, each entry's fields, quotas. What is accepted is in the
+journal and its events are written before the answer exists.
 """
 
 import base64
 import binascii
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.message import Message as MimeHeaders
@@ -20,7 +21,7 @@ from mailpipe.simulator.faults import Plan
 from mailpipe.simulator.journal import Journal
 from mailpipe.simulator.message import Envelope, Message, new_message_ids
 from mailpipe.simulator.rules import (
-    InvalidField,
+    InvalidFieldError,
     bare_address,
     configuration_set_name,
     header_list,
@@ -32,8 +33,8 @@ from mailpipe.simulator.wire import Answer, ApiError, JsonObject, bad_request, j
 
 MAX_RECIPIENTS = 50
 
-# The whole-call error that says what a per-entry status says, and the text of both. Two public code bases see the daily
-# quota as LimitExceededException on v2.
+# The whole-call error that says what a per-entry status says, and the text of both. Two public code bases see
+# the daily quota as LimitExceededException on v2.
 _STATUSES: dict[str, tuple[str, int, str]] = {
     "MESSAGE_REJECTED": ("MessageRejected", 400, "Email address is not verified."),
     "MAIL_FROM_DOMAIN_NOT_VERIFIED": (
@@ -84,6 +85,7 @@ class Sender:
 
     def __init__(
         self,
+        *,
         account: Account,
         templates: Templates,
         sets: ConfigurationSets,
@@ -99,7 +101,7 @@ class Sender:
         self._journal = journal
         self._events = events
         self._keep = keep_messages
-        self._kept: dict[str, Message] = {}
+        self._kept: OrderedDict[str, Message] = OrderedDict()
 
     def message(self, message_id: str) -> Message | None:
         """One of the newest messages, or None."""
@@ -217,7 +219,7 @@ class Sender:
             recipients = _recipients(_raw_destination(raw_headers, request.get("Destination")))
             tags = tag_list(request.get("EmailTags"), "EmailTags")
             data = template_data(part.get("TemplateData"), "TemplateData") if template else {}
-        except InvalidField as error:
+        except InvalidFieldError as error:
             raise bad_request(f"{error}.") from None
         headers = header_list(part.get("Headers"), "Headers")
         for status in plan.entry_statuses(1).values():
@@ -245,10 +247,11 @@ class Sender:
         for message in messages:
             self._kept[message.message_id] = message
         while len(self._kept) > self._keep:
-            del self._kept[next(iter(self._kept))]
+            self._kept.popitem(last=False)
 
     def _configuration_set(self, request: JsonObject) -> tuple[str, bool]:
-        """The set's name and whether it exists. Raises ApiError when it is paused: SES then refuses the whole call."""
+        """The set's name and whether it exists. Raises ApiError when it is paused: SES then refuses the whole
+        call."""
         name = configuration_set_name(request.get("ConfigurationSetName"))
         if not name:
             return "", True
@@ -280,7 +283,7 @@ def _call_defaults(tags: object, where: str, data: object) -> tuple[dict[str, st
     """Tags and variables that all entries share. What is wrong with them is wrong with the whole call."""
     try:
         return tag_list(tags, where), template_data(data, "TemplateData")
-    except InvalidField as error:
+    except InvalidFieldError as error:
         raise bad_request(f"{error}.") from None
 
 
@@ -302,7 +305,7 @@ def _bulk_entry(
         recipients = _recipients(raw["Destination"])
         tags = tag_list(raw.get("ReplacementTags"), "ReplacementTags")
         data = template_data(replacement.get("ReplacementTemplateData"), "ReplacementTemplateData")
-    except InvalidField as error:
+    except InvalidFieldError as error:
         return f"{error}."
     return _Entry(
         recipients, _of_day(recipients), default_tags | tags if default_tags else tags, headers, data
@@ -310,7 +313,7 @@ def _bulk_entry(
 
 
 def _recipients(destination: JsonObject) -> list[str]:
-    """To, Cc and Bcc as bare addresses. Raises InvalidField."""
+    """To, Cc and Bcc as bare addresses. Raises InvalidFieldError."""
     recipients: list[str] = []
     for member in ("ToAddresses", "CcAddresses", "BccAddresses"):
         addresses = destination.get(member)
@@ -319,9 +322,9 @@ def _recipients(destination: JsonObject) -> list[str]:
                 raise bad_request(f"{member} must be a list.")
             recipients += [bare_address(address) for address in addresses]
     if not recipients:
-        raise InvalidField("At least one recipient is required")
+        raise InvalidFieldError("At least one recipient is required")
     if len(recipients) > MAX_RECIPIENTS:
-        raise InvalidField(f"Recipient count exceeds {MAX_RECIPIENTS}")
+        raise InvalidFieldError(f"Recipient count exceeds {MAX_RECIPIENTS}")
     return recipients
 
 
@@ -342,7 +345,7 @@ def _sender(request: JsonObject, raw_headers: MimeHeaders | None = None) -> str:
         for reply in replies:
             bare_address(reply)
         return bare_address(str(given))
-    except InvalidField as error:
+    except InvalidFieldError as error:
         raise bad_request(f"{error}.") from None
 
 

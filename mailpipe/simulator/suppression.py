@@ -1,10 +1,11 @@
-"""The account-level suppression list. SES trims an address and lower-cases only its domain, so the list does the same."""
+"""The account-level suppression list. SES trims an address and lower-cases only its domain, so the list does
+the same."""
 
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mailpipe.simulator.rules import InvalidField, bare_address
+from mailpipe.simulator.rules import InvalidFieldError, bare_address
 from mailpipe.simulator.wire import JsonObject, bad_request, not_found
 
 REASONS = ("BOUNCE", "COMPLAINT")
@@ -55,7 +56,8 @@ class SuppressionList:
             )
 
     def listed(self, reasons: list[str], start: float, end: float) -> list[Suppressed]:
-        """Entries with one of `reasons` (all if empty), changed within [start, end] epoch seconds, oldest first."""
+        """Entries with one of `reasons` (all if empty), changed within [start, end] epoch seconds, oldest
+        first."""
         return [
             entry
             for entry in self._listed.values()
@@ -66,5 +68,5 @@ class SuppressionList:
 def _key(address: str) -> str:
     try:
         return bare_address(address.strip())
-    except InvalidField as error:
+    except InvalidFieldError as error:
         raise bad_request(f"{error}.") from None

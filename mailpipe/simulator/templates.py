@@ -1,7 +1,8 @@
 """E-mail templates: stored content, the variables that it needs, and rendering.
 
-Only `{{name}}` and `{{{name}}}` are understood; both insert the value as it is, because SES does not escape for HTML.
-A template that uses any other Handlebars construct is refused when it is created, never misrendered later.
+Only `{{name}}` and `{{{name}}}` are understood; both insert the value as it is, because SES does not escape
+for HTML. A template that uses any other Handlebars construct is refused when it is created, never misrendered
+later.
 """
 
 import json

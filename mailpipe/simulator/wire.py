@@ -13,7 +13,8 @@ quote = json.JSONEncoder().encode
 
 
 class ApiError(Exception):
-    """A whole call refused. `kind` is the value of `x-amzn-ErrorType`, by which SDKs choose the exception class."""
+    """A whole call refused. `kind` is the value of `x-amzn-ErrorType`, by which SDKs choose the exception
+    class."""
 
     def __init__(self, kind: str, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -69,7 +70,8 @@ def text_member(request: JsonObject, name: str) -> str:
 
 
 def flag_member(request: JsonObject, name: str) -> bool:
-    """A boolean member. Absent means false, as SES reads it. Raises ApiError for anything that is not a boolean."""
+    """A boolean member. Absent means false, as SES reads it. Raises ApiError for anything that is not a
+    boolean."""
     value = request.get(name, False)
     if not isinstance(value, bool):
         raise bad_request(f"{name} must be true or false.")
