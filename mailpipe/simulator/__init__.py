@@ -7,10 +7,11 @@ its own journal, whatever the sender believes.
 Reading order: `options`, `wire` (answers and typed errors), `rules` (what a field may hold), `account`
 (quotas and switches), `templates`, `suppression`, `fates` (what becomes of an address), `events`, `journal`,
 `sending` (the two send operations), `administration` (all other operations), `faults`, `control` (the door
-for tests), `http` (transport), `__main__`.
+for tests), `connection`, `http` (the application), `server`, `__main__`; and `child`, which starts all this
+as a child process.
 """
 
-from mailpipe.simulator.http import serve
 from mailpipe.simulator.options import Options
+from mailpipe.simulator.server import serve
 
 __all__ = ["Options", "serve"]

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from mailpipe.simulator.http import serve
 from mailpipe.simulator.options import Options
+from mailpipe.simulator.server import serve
 from mailpipe.simulator.wire import ApiError
 
 _share = click.FloatRange(0, 1)
