@@ -14,9 +14,7 @@ from pathlib import Path
 
 from mailpipe.errors import SettingsError
 
-DEFAULT_CONSENT_QUERY = """\
-SELECT CAST(user_id AS text) AS user_id FROM users
-WHERE user_id = ANY(CAST(:user_ids AS bigint[])) AND marketing_opt_in AND is_active"""
+DEFAULT_CONSENT = "EXISTS (SELECT FROM users u WHERE u.user_id = CAST(person.user_id AS bigint) AND u.marketing_opt_in AND u.is_active)"
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,9 @@ class Settings:
     """MAILPIPE_CONNECT_TIMEOUT. A connection not made by then certainly carried no call."""
     read_timeout: float = 60.0
     """MAILPIPE_READ_TIMEOUT. Too short a time turns late answers into `unknown`; a late answer is the better one."""
-    consent_query: str = DEFAULT_CONSENT_QUERY
-    """Who of `:user_ids` (text[]) may still get marketing (MAILPIPE_CONSENT_QUERY): one column `user_id`, as text."""
+    consent: str = DEFAULT_CONSENT
+    """Who may still get marketing (MAILPIPE_CONSENT): an SQL condition on `person.user_id` (text) and `person.email`. It is
+    asked again right before each call, so it must find a person by an index; not true, or no longer there: skipped."""
     segment_timeout: float = 300.0
     """A segment that runs longer than this is stopped by the server (MAILPIPE_SEGMENT_TIMEOUT)."""
     default_timezone: str = "UTC"
@@ -105,7 +104,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         configuration_set=environ.get("MAILPIPE_CONFIGURATION_SET") or Settings.configuration_set,
         rate=_positive(environ, "MAILPIPE_RATE", None),
         threads=None if threads is None else int(threads),
-        consent_query=environ.get("MAILPIPE_CONSENT_QUERY") or DEFAULT_CONSENT_QUERY,
+        consent=environ.get("MAILPIPE_CONSENT") or DEFAULT_CONSENT,
         default_timezone=environ.get("MAILPIPE_DEFAULT_TIMEZONE") or Settings.default_timezone,
         public_url=(environ.get("MAILPIPE_PUBLIC_URL") or Settings.public_url).rstrip("/"),
         unsubscribe_mailto=environ.get("MAILPIPE_UNSUBSCRIBE_MAILTO") or None,

@@ -44,7 +44,10 @@ class Database:
         event.listen(self.engine, "connect", self._prepare)
 
     def _prepare(self, connection: Any, _record: Any) -> None:
-        driver = cast(Connection, connection.driver_connection if hasattr(connection, "driver_connection") else connection)
+        driver = cast(
+            Connection,
+            connection.driver_connection if hasattr(connection, "driver_connection") else connection,
+        )
         driver.autocommit = True
         check_durability(driver, allow_unsafe=self._allow_unsafe)
         driver.autocommit = False
@@ -115,7 +118,9 @@ def connect(settings: Settings, *, pool_size: int = 5) -> Database:
         SettingsError: MAILPIPE_DATABASE_URL is not a PostgreSQL address.
         DatabaseUnavailable: the server cannot be reached or started.
     """
-    return Database(url(settings), pool_size=pool_size, allow_unsafe_durability=settings.allow_unsafe_durability)
+    return Database(
+        url(settings), pool_size=pool_size, allow_unsafe_durability=settings.allow_unsafe_durability
+    )
 
 
 def url(settings: Settings, *, driver: str = "psycopg", database: str | None = None) -> URL:
@@ -139,7 +144,11 @@ def parse_url(text: str) -> URL:
     try:
         parsed = make_url(text.replace("postgres://", "postgresql://", 1))
     except sqlalchemy.exc.ArgumentError as error:
-        raise SettingsError("MAILPIPE_DATABASE_URL: not an address; expected postgresql://user@host:5432/name") from error
+        raise SettingsError(
+            "MAILPIPE_DATABASE_URL: not an address; expected postgresql://user@host:5432/name"
+        ) from error
     if parsed.get_backend_name() != "postgresql" or not parsed.database:
-        raise SettingsError("MAILPIPE_DATABASE_URL: expected postgresql://user@host:5432/name with a database name")
+        raise SettingsError(
+            "MAILPIPE_DATABASE_URL: expected postgresql://user@host:5432/name with a database name"
+        )
     return parsed

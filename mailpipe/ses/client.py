@@ -38,6 +38,10 @@ class Account:
     production: bool
 
 
+class SlotMissed(Exception):  # noqa: N818 - what happened, not a fault
+    """The request was ready too late for its slot, and was not made."""
+
+
 class Ses:
     """One account in one region. Safe to share between threads; every call makes at most one request."""
 
@@ -47,16 +51,23 @@ class Ses:
         self._thread = threading.local()
         sender.meta.events.register("before-send.sesv2.SendBulkEmail", self._leaves)
 
-    def send(self, request: dict[str, Any]) -> Answer:
+    def send(self, request: dict[str, Any], *, at: float | None = None, lateness: float = 0.0) -> Answer:
         """Make the call that `request.bulk_request` built and `request.check_bulk` passed.
 
-        Never raises for anything that SES or the network does; the answer says it.
+        `at` is when the request may leave (monotonic clock, seconds), at most `lateness` seconds later; None is
+        at once. Never raises for anything that SES or the network does; the answer says it.
+
+        Raises:
+            SlotMissed: the request was ready later than that, and certainly did not leave.
         """
         size = len(request["BulkEmailEntries"])
         self._thread.left = False
+        self._thread.slot = None if at is None else (at, at + lateness)
         start = time.monotonic()
         try:
             answer = of_response(self._sender.send_bulk_email(**request), size)
+        except SlotMissed:
+            raise
         except Exception as error:
             answer = of_exception(error, size, left=self._thread.left)
         return replace(answer, seconds=time.monotonic() - start)
@@ -96,12 +107,8 @@ class Ses:
                 raise
         else:
             return
-        stored = _ask("GetEmailTemplate", self._admin.get_email_template, TemplateName=name).get(
-            "TemplateContent"
-        )
-        if not isinstance(stored, dict) or any(
-            _lines(stored.get(part)) != _lines(parts[part]) for part in parts
-        ):
+        stored = _ask("GetEmailTemplate", self._admin.get_email_template, TemplateName=name).get("TemplateContent")
+        if not isinstance(stored, dict) or any(_lines(stored.get(part)) != _lines(parts[part]) for part in parts):
             raise TemplateError(
                 f"template {name}: SES holds another content under this name. A published template never"
                 " changes: delete it there if no campaign uses it"
@@ -122,6 +129,12 @@ class Ses:
         self._admin.close()
 
     def _leaves(self, **_: object) -> None:
+        # Built and signed, so that neither can make a request late: what is left is the socket.
+        if self._thread.slot is not None:
+            earliest, latest = self._thread.slot
+            time.sleep(max(0.0, earliest - time.monotonic()))
+            if time.monotonic() > latest:
+                raise SlotMissed
         self._thread.left = True
 
 

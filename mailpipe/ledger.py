@@ -1,0 +1,347 @@
+"""The ledger: leases chunks, opens calls, records answers, and sweeps up after workers that vanished.
+
+This module alone changes `chunk`, `call` and `outcome`. Safety rests on two rules that are inside the statements (`ledger.sql`):
+a call is opened by a synchronous commit before it is made, and whoever was opened is never opened again by machine.
+Leases and clocks decide only who goes on with the work. Waiting, calling and choosing whom to call next is `send`'s duty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg.rows import class_row, dict_row
+
+from mailpipe.db import Connection, queries
+from mailpipe.message import Recipient
+from mailpipe.ses.answer import Answer, Kind, Result
+
+QUERIES = queries.beside(__file__)
+
+MAX_TRIES = 5
+"""A person whom SES refuses this often with TRANSIENT_FAILURE ends as `failed`."""
+
+_LETTERS = {Kind.SENT: "s", Kind.FAILED: "f", Kind.RETRY: "r", Kind.AGAIN: "a", Kind.UNKNOWN: "u"}
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A chunk in the hands of one worker. `fence` grows with each lease: an older holder can write nothing any more."""
+
+    campaign_id: int
+    chunk_no: int
+    slice: int
+    first_seq: int
+    size: int
+    attempt: int
+    fence: int
+    finished: str
+    owner: str
+
+    def mask(self, seqs: Sequence[int]) -> str:
+        """The bits of these people, as PostgreSQL writes a bit string."""
+        bits = bytearray(b"0" * self.size)
+        for seq in seqs:
+            bits[seq - self.first_seq] = 49
+        return bits.decode()
+
+    @property
+    def key(self) -> dict[str, Any]:
+        return {
+            "campaign_id": self.campaign_id,
+            "chunk_no": self.chunk_no,
+            "fence": self.fence,
+            "owner": self.owner,
+            "first_seq": self.first_seq,
+            "size": self.size,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A call that the ledger holds as opened: `no` counts the chunk's requests, `seqs` are the people to mail."""
+
+    no: int
+    seqs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A person who is out before any call."""
+
+    seq: int
+    state: str
+    reason: str
+    detail: str | None = None
+
+
+@dataclass(frozen=True)
+class Counts:
+    """People of a campaign by state, and its chunks. The six states add up to `total`."""
+
+    chunks: int
+    total: int
+    sent: int
+    failed: int
+    skipped: int
+    unknown: int
+    sending: int
+    pending: int
+    queued_chunks: int
+    processing_chunks: int
+
+
+@dataclass(frozen=True)
+class SliceCounts:
+    """People of one slice by state."""
+
+    slice: int
+    total: int
+    sent: int
+    failed: int
+    skipped: int
+    unknown: int
+    sending: int
+    pending: int
+
+    @property
+    def complete(self) -> bool:
+        return self.pending == 0 and self.sending == 0
+
+
+def lease(
+    connection: Connection,
+    campaign_id: int,
+    slices: tuple[int, int],
+    *,
+    owner: str,
+    seconds: float,
+    low: int = 0,
+) -> Lease | None:
+    """Take the first free due chunk of these slices, from chunk `low` on; None when there is none, or nothing may be sent."""
+    with connection.cursor(row_factory=class_row(Lease)) as cursor:
+        return cursor.execute(
+            QUERIES["lease"],
+            {
+                "campaign_id": campaign_id,
+                "first_slice": slices[0],
+                "last_slice": slices[1],
+                "owner": owner,
+                "seconds": seconds,
+                "low": low,
+            },
+        ).fetchone()
+
+
+def people(connection: Connection, held: Lease) -> list[Recipient]:
+    """Who of a leased chunk has no final state yet, in sending order."""
+    rows = connection.execute(QUERIES["people"], {**held.key, "finished": held.finished})
+    return [
+        Recipient(seq, user_id, email, timezone, locale, dict(zip(names, values, strict=True)), tries)
+        for seq, user_id, email, timezone, locale, values, tries, names in rows
+    ]
+
+
+def open_statement(consent: str) -> bytes:
+    """The statement that opens a call, with the team's condition of who may still be mailed inside it."""
+    return QUERIES.filled("open", consent=consent)
+
+
+def open_call(
+    connection: Connection, held: Lease, chosen: Sequence[Recipient], *, statement: bytes, seconds: float
+) -> Opened | None:
+    """Open a call for these people; those suppressed or opted out by now are skipped instead.
+
+    The commit of this is what allows the request. None: the lease was lost or the campaign stopped, no call may be made.
+    """
+    row = connection.execute(
+        statement,
+        {
+            **held.key,
+            "seqs": [person.seq for person in chosen],
+            "seconds": seconds,
+        },
+    ).fetchone()
+    return None if row is None else Opened(row[0], tuple(row[1]))
+
+
+def record(connection: Connection, held: Lease, opened: Opened, answer: Answer, tries: dict[int, int]) -> bool:
+    """Write what SES answered for each person of an opened call. Answers whether the chunk still belongs to the holder.
+
+    `tries` gives the earlier counted refusals of people who have some. An answer is never dropped: when the sweeper has
+    already called the people `unknown`, it replaces that.
+    """
+    results = [_after(result, tries.get(seq, 0)) for seq, result in zip(opened.seqs, answer.results, strict=True)]
+    row = connection.execute(QUERIES["record"], _record_parameters(held, opened, results, answer, tries)).fetchone()
+    if row is None:
+        _record_late(connection, held, opened, results, answer, tries)
+    return row is not None and row[0] == "leased"
+
+
+def retract(connection: Connection, held: Lease, opened: Opened) -> None:
+    """Take back a call that was opened and certainly not made: its people are pending again."""
+    connection.execute(QUERIES["retract"], {**held.key, "asked": held.mask(opened.seqs)})
+
+
+def refuse(connection: Connection, held: Lease, unfit: Sequence[Unfit]) -> None:
+    """Give people who cannot be mailed their final state, before any call."""
+    connection.execute(
+        QUERIES["refuse"],
+        {
+            **held.key,
+            "final": held.mask([person.seq for person in unfit]),
+            "seqs": [person.seq for person in unfit],
+            "states": [person.state for person in unfit],
+            "reasons": [person.reason for person in unfit],
+            "details": [person.detail for person in unfit],
+        },
+    )
+
+
+def release(connection: Connection, held: Lease, *, delay: float = 0) -> None:
+    """Give a chunk back; with `delay` seconds it is not leased again before they have passed."""
+    connection.execute(QUERIES["release"], {**held.key, "delay": delay})
+
+
+def expire_leases(connection: Connection, campaign_id: int | None = None) -> tuple[int, int]:
+    """Free the chunks of silent workers. Answers how many, and how many people became `unknown`."""
+    row = connection.execute(QUERIES["expire_leases"], {"campaign_id": campaign_id}).fetchone()
+    assert row is not None
+    return int(row[0]), int(row[1])
+
+
+def settle_unknown(
+    connection: Connection, campaign_id: int, chunk_no: int, told: Sequence[tuple[int, str, str]]
+) -> int:
+    """Let events speak: (seq, sent|failed, reason) of one chunk. Answers how many people changed their state."""
+    with connection.transaction():
+        connection.execute(QUERIES["lock_chunk"], {"campaign_id": campaign_id, "chunk_no": chunk_no})
+        row = connection.execute(
+            QUERIES["settle_unknown"],
+            {
+                "campaign_id": campaign_id,
+                "chunk_no": chunk_no,
+                "seqs": [seq for seq, _, _ in told],
+                "states": [state for _, state, _ in told],
+                "reasons": [reason for _, _, reason in told],
+            },
+        ).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def counts(connection: Connection, campaign_id: int) -> Counts:
+    """People by state; a sum over the chunks, never kept beside them."""
+    with connection.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(QUERIES["counts"], {"campaign_id": campaign_id}).fetchone()
+    assert row is not None
+    return Counts(**{name: int(value) for name, value in row.items()})
+
+
+def slices(connection: Connection, campaign_id: int, between: tuple[int, int] = (0, 99)) -> dict[int, SliceCounts]:
+    """People by state for every slice of the range, also for those that hold nobody."""
+    found = {number: SliceCounts(number, 0, 0, 0, 0, 0, 0, 0) for number in range(between[0], between[1] + 1)}
+    with connection.cursor(row_factory=dict_row) as cursor:
+        for row in cursor.execute(
+            QUERIES["slices"],
+            {"campaign_id": campaign_id, "first_slice": between[0], "last_slice": between[1]},
+        ):
+            found[row["slice"]] = SliceCounts(**{name: int(value) for name, value in row.items()})
+    return found
+
+
+def next_due(connection: Connection, campaign_id: int, between: tuple[int, int]) -> float | None:
+    """Seconds until a pending chunk of these slices may be leased (negative: it may be now); None when none is pending."""
+    row = connection.execute(
+        QUERIES["next_due"], {"campaign_id": campaign_id, "first_slice": between[0], "last_slice": between[1]}
+    ).fetchone()
+    return None if row is None or row[0] is None else float(row[0])
+
+
+def pack_message_ids(ids: Sequence[str]) -> tuple[bytes | None, str | None]:
+    """SES message ids (16 hex digits, a UUID, `-000000`) as 24 bytes each; as text if one of them has another form."""
+    if not ids:
+        return None, None
+    packed = bytearray()
+    for text in ids:
+        digits = text[:-7].replace("-", "")
+        if len(text) != 60 or text[16] != "-" or text[-7:] != "-000000" or len(digits) != 48:
+            return None, " ".join(ids)
+        try:
+            packed += bytes.fromhex(digits)
+        except ValueError:
+            return None, " ".join(ids)
+    if unpack_message_ids(bytes(packed), None) != list(ids):
+        return None, " ".join(ids)
+    return bytes(packed), None
+
+
+def unpack_message_ids(packed: bytes | None, text: str | None) -> list[str]:
+    """The inverse of `pack_message_ids`."""
+    if packed is None:
+        return text.split(" ") if text else []
+    found = []
+    for start in range(0, len(packed), 24):
+        digits = packed[start : start + 24].hex()
+        parts = (digits[:16], digits[16:24], digits[24:28], digits[28:32], digits[32:36], digits[36:])
+        found.append("-".join(parts) + "-000000")
+    return found
+
+
+def _after(result: Result, tries: int) -> Result:
+    """A refusal that counts becomes final when it has happened often enough."""
+    if result.kind is Kind.RETRY and tries + 1 >= MAX_TRIES:
+        return Result(Kind.FAILED, result.reason, result.detail)
+    return result
+
+
+def _record_parameters(
+    held: Lease, opened: Opened, results: Sequence[Result], answer: Answer, tries: dict[int, int]
+) -> dict[str, Any]:
+    kinds = [result.kind for result in results]
+    pairs = list(zip(opened.seqs, results, strict=True))
+    exceptions = [(seq, result) for seq, result in pairs if result.kind in (Kind.FAILED, Kind.RETRY, Kind.UNKNOWN)]
+    sent = kinds.count(Kind.SENT)
+    packed, text = pack_message_ids([result.message_id or "" for result in results if result.kind is Kind.SENT])
+    return {
+        **held.key,
+        "no": opened.no,
+        "took": answer.seconds,
+        "asked": held.mask(opened.seqs),
+        "final": held.mask([seq for seq, result in pairs if result.kind not in (Kind.RETRY, Kind.AGAIN)]),
+        "sent": sent,
+        "failed": kinds.count(Kind.FAILED),
+        "unknown": kinds.count(Kind.UNKNOWN),
+        "codes": None if sent == len(kinds) else "".join(_LETTERS[kind] for kind in kinds),
+        "message_ids": packed,
+        "message_ids_text": text,
+        "seqs": [seq for seq, _ in exceptions],
+        "states": [result.kind.value for _, result in exceptions],
+        "reasons": [result.reason for _, result in exceptions],
+        "details": [result.detail for _, result in exceptions],
+        "tries": [tries.get(seq, 0) + (result.kind is Kind.RETRY) for seq, result in exceptions],
+        "cleared": [seq for seq, result in pairs if result.kind is Kind.SENT and tries.get(seq)],
+    }
+
+
+def _record_late(
+    connection: Connection,
+    held: Lease,
+    opened: Opened,
+    results: Sequence[Result],
+    answer: Answer,
+    tries: dict[int, int],
+) -> None:
+    pairs = list(zip(opened.seqs, results, strict=True))
+    parameters = _record_parameters(held, opened, results, answer, tries)
+    parameters |= {
+        "seqs": [seq for seq, _ in pairs],
+        "states": [result.kind.value for _, result in pairs],
+        "reasons": [result.reason for _, result in pairs],
+        "details": [result.detail for _, result in pairs],
+        "tries": [tries.get(seq, 0) + (result.kind is Kind.RETRY) for seq, result in pairs],
+    }
+    with connection.transaction():
+        connection.execute(QUERIES["lock_chunk"], parameters)
+        connection.execute(QUERIES["keep_call"], parameters)
+        connection.execute(QUERIES["record_late"], parameters)

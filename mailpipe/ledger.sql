@@ -1,0 +1,246 @@
+-- The ledger's statements. Each one re-checks its own right to act, so launching again is the recovery.
+
+-- name: lease
+-- From a low-water mark, so that chunks known to be finished are not read again (it halves the cost at 2,000 chunks).
+WITH free AS (
+    SELECT c.chunk_no FROM mailpipe.chunk c
+    WHERE c.campaign_id = :campaign_id AND c.chunk_no >= :low AND c.slice BETWEEN :first_slice AND :last_slice
+      AND c.state = 'pending' AND c.due_at <= clock_timestamp()
+      AND (SELECT g.state = 'sending' FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id)
+    ORDER BY c.chunk_no LIMIT 1 FOR UPDATE OF c SKIP LOCKED
+)
+UPDATE mailpipe.chunk c
+SET state = 'leased', owner = :owner, fence = c.fence + 1,
+    leased_until = clock_timestamp() + make_interval(secs => :seconds)
+FROM free WHERE c.campaign_id = :campaign_id AND c.chunk_no = free.chunk_no
+RETURNING c.campaign_id, c.chunk_no, c.slice, c.first_seq, c.size, c.attempt, c.fence, CAST(c.finished AS text) AS finished, c.owner;
+
+-- name: people
+-- Those of a chunk that have no final state yet.
+SELECT r.seq, r.user_id, r.email, r.timezone, r.locale, r.variables, coalesce(o.tries, 0) AS tries,
+       (SELECT s.variables FROM mailpipe.snapshot s WHERE s.campaign_id = :campaign_id) AS names
+FROM mailpipe.recipient r LEFT JOIN mailpipe.outcome o ON o.campaign_id = r.campaign_id AND o.seq = r.seq
+WHERE r.campaign_id = :campaign_id AND r.seq BETWEEN :first_seq AND :first_seq + :size - 1
+  AND get_bit(CAST(:finished AS bit varying), r.seq - :first_seq) = 0
+ORDER BY r.seq;
+
+-- name: open
+-- Commit this before the request leaves. People suppressed or no longer opted in *now* are skipped, the others' bits are
+-- set. No row: the lease, the fence or the campaign's state is no longer what it was, and no call may be made.
+WITH asked AS (
+    SELECT person.seq, set_bit(CAST(repeat('0', :size) AS bit varying), person.seq - :first_seq, 1) AS bit,
+           CASE WHEN EXISTS (SELECT FROM mailpipe.suppression s WHERE s.email_key = lower(person.email)) THEN 'suppressed'
+                WHEN ({{consent}}) IS NOT TRUE THEN 'opted_out' END AS refusal
+    FROM mailpipe.recipient person
+    WHERE person.campaign_id = :campaign_id AND person.seq = ANY(CAST(:seqs AS integer[]))
+),
+masks AS MATERIALIZED (
+    SELECT coalesce(bit_or(bit) FILTER (WHERE refusal IS NULL), CAST(repeat('0', :size) AS bit varying)) AS take,
+           coalesce(bit_or(bit) FILTER (WHERE refusal IS NOT NULL), CAST(repeat('0', :size) AS bit varying)) AS refuse
+    FROM asked
+),
+opening AS (
+    UPDATE mailpipe.chunk c
+    SET opened = c.opened | m.take, finished = c.finished | m.refuse, skipped = c.skipped + bit_count(m.refuse),
+        calls = c.calls + CAST(bit_count(m.take) > 0 AS integer),
+        leased_until = clock_timestamp() + make_interval(secs => :seconds)
+    FROM masks m
+    WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no
+      AND c.state = 'leased' AND c.owner = :owner AND c.fence = :fence AND c.leased_until > clock_timestamp()
+      AND bit_count((c.opened | c.finished) & (m.take | m.refuse)) = 0
+      AND (SELECT g.state = 'sending' FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id)
+    RETURNING c.calls
+),
+refused AS (
+    INSERT INTO mailpipe.outcome (campaign_id, seq, chunk_no, state, reason)
+    SELECT :campaign_id, asked.seq, :chunk_no, 'skipped', asked.refusal FROM asked, opening WHERE asked.refusal IS NOT NULL
+    ON CONFLICT (campaign_id, seq) DO UPDATE SET state = 'skipped', reason = excluded.reason, detail = NULL, at = clock_timestamp()
+)
+SELECT opening.calls, ARRAY(SELECT asked.seq FROM asked WHERE asked.refusal IS NULL ORDER BY asked.seq) FROM opening;
+
+-- name: record
+-- An answer is written whatever the campaign's state has become; only a changed fence means that the sweeper was faster.
+WITH settled AS (
+    UPDATE mailpipe.chunk c
+    SET opened = c.opened & ~ CAST(:asked AS bit varying), finished = c.finished | CAST(:final AS bit varying),
+        sent = c.sent + :sent, failed = c.failed + :failed, unknown = c.unknown + :unknown,
+        state = CASE WHEN bit_count(c.finished | CAST(:final AS bit varying)) = c.size THEN 'done' ELSE c.state END,
+        owner = CASE WHEN bit_count(c.finished | CAST(:final AS bit varying)) < c.size THEN c.owner END,
+        leased_until = CASE WHEN bit_count(c.finished | CAST(:final AS bit varying)) < c.size THEN c.leased_until END
+    WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND c.fence = :fence AND c.owner = :owner
+      AND bit_count(c.opened & CAST(:asked AS bit varying)) = bit_count(CAST(:asked AS bit varying))
+    RETURNING c.state
+),
+answered AS (
+    INSERT INTO mailpipe.call (campaign_id, chunk_no, no, seconds, positions, accepted, codes, message_ids, message_ids_text)
+    SELECT :campaign_id, :chunk_no, :no, :took, CAST(:asked AS bit varying), :sent, :codes, :message_ids, :message_ids_text
+    FROM settled
+),
+excepted AS (
+    INSERT INTO mailpipe.outcome (campaign_id, seq, chunk_no, state, reason, detail, tries)
+    SELECT :campaign_id, x.seq, :chunk_no, x.state, x.reason, x.detail, x.tries
+    FROM settled, unnest(CAST(:seqs AS integer[]), CAST(:states AS text[]), CAST(:reasons AS text[]),
+                         CAST(:details AS text[]), CAST(:tries AS smallint[])) AS x(seq, state, reason, detail, tries)
+    ON CONFLICT (campaign_id, seq) DO UPDATE
+    SET state = excluded.state, reason = excluded.reason, detail = excluded.detail, tries = excluded.tries, at = clock_timestamp()
+),
+cleared AS (
+    DELETE FROM mailpipe.outcome o USING settled
+    WHERE o.campaign_id = :campaign_id AND o.seq = ANY(CAST(:cleared AS integer[])) AND o.state = 'retry'
+)
+SELECT state FROM settled;
+
+-- name: lock_chunk
+SELECT CAST(opened AS text), CAST(finished AS text), state FROM mailpipe.chunk
+WHERE campaign_id = :campaign_id AND chunk_no = :chunk_no FOR UPDATE;
+
+-- name: record_late
+-- The sweeper was faster and called these people `unknown`. The answer wins over it, whoever owns the chunk by now; a person
+-- whom an event has settled meanwhile stays as the event said.
+WITH late AS (
+    SELECT x.* FROM unnest(CAST(:seqs AS integer[]), CAST(:states AS text[]), CAST(:reasons AS text[]),
+                           CAST(:details AS text[]), CAST(:tries AS smallint[])) AS x(seq, state, reason, detail, tries)
+    JOIN mailpipe.outcome o ON o.campaign_id = :campaign_id AND o.chunk_no = :chunk_no AND o.seq = x.seq AND o.state = 'unknown'
+    WHERE x.state <> 'unknown'
+),
+gone AS (
+    DELETE FROM mailpipe.outcome o USING late
+    WHERE o.campaign_id = :campaign_id AND o.seq = late.seq AND late.state IN ('sent', 'again')
+),
+changed AS (
+    UPDATE mailpipe.outcome o
+    SET state = late.state, reason = late.reason, detail = late.detail, tries = late.tries, at = clock_timestamp()
+    FROM late WHERE o.campaign_id = :campaign_id AND o.seq = late.seq AND late.state IN ('failed', 'retry')
+),
+totals AS (
+    SELECT count(*) FILTER (WHERE state = 'sent') AS sent, count(*) FILTER (WHERE state = 'failed') AS failed,
+           count(*) AS all_people, count(*) FILTER (WHERE state IN ('again', 'retry')) AS pending,
+           coalesce(bit_or(set_bit(CAST(repeat('0', :size) AS bit varying), seq - :first_seq, 1))
+                    FILTER (WHERE state IN ('again', 'retry')), CAST(repeat('0', :size) AS bit varying)) AS back
+    FROM late
+)
+UPDATE mailpipe.chunk c
+SET unknown = c.unknown - t.all_people, sent = c.sent + t.sent, failed = c.failed + t.failed,
+    finished = c.finished & ~ t.back,
+    state = CASE WHEN t.pending > 0 AND c.state = 'done' THEN 'pending' ELSE c.state END
+FROM totals t WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND t.all_people > 0;
+
+-- name: keep_call
+INSERT INTO mailpipe.call (campaign_id, chunk_no, no, seconds, positions, accepted, codes, message_ids, message_ids_text)
+VALUES (:campaign_id, :chunk_no, :no, :took, CAST(:asked AS bit varying), :sent, :codes, :message_ids, :message_ids_text)
+ON CONFLICT (campaign_id, chunk_no, no) DO NOTHING;
+
+-- name: retract
+-- The call was opened and certainly not made: its people are pending again.
+UPDATE mailpipe.chunk c SET opened = c.opened & ~ CAST(:asked AS bit varying)
+WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND c.fence = :fence AND c.owner = :owner;
+
+-- name: refuse
+-- People who cannot be mailed at all (a missing variable, an unusable address): final before any call.
+WITH unfit AS (
+    SELECT x.* FROM unnest(CAST(:seqs AS integer[]), CAST(:states AS text[]), CAST(:reasons AS text[]), CAST(:details AS text[]))
+        AS x(seq, state, reason, detail)
+),
+settled AS (
+    UPDATE mailpipe.chunk c
+    SET finished = c.finished | CAST(:final AS bit varying),
+        failed = c.failed + (SELECT count(*) FROM unfit WHERE state = 'failed'),
+        skipped = c.skipped + (SELECT count(*) FROM unfit WHERE state = 'skipped')
+    WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND c.fence = :fence AND c.owner = :owner
+      AND c.state = 'leased' AND c.leased_until > clock_timestamp()
+      AND bit_count((c.opened | c.finished) & CAST(:final AS bit varying)) = 0
+    RETURNING c.chunk_no
+)
+INSERT INTO mailpipe.outcome (campaign_id, seq, chunk_no, state, reason, detail)
+SELECT :campaign_id, unfit.seq, :chunk_no, unfit.state, unfit.reason, unfit.detail FROM unfit, settled
+ON CONFLICT (campaign_id, seq) DO UPDATE
+SET state = excluded.state, reason = excluded.reason, detail = excluded.detail, at = clock_timestamp();
+
+-- name: release
+-- Give a chunk back; `delay` seconds keep it from being leased again at once. With nobody left in it, it is done.
+UPDATE mailpipe.chunk c
+SET state = CASE WHEN bit_count(c.finished) = c.size THEN 'done'
+                 WHEN (SELECT g.state FROM mailpipe.campaign g WHERE g.campaign_id = c.campaign_id) = 'cancelled' THEN 'cancelled'
+                 ELSE 'pending' END,
+    owner = NULL, leased_until = NULL,
+    due_at = CASE WHEN :delay > 0 THEN greatest(c.due_at, clock_timestamp() + make_interval(secs => :delay)) ELSE c.due_at END
+WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND c.fence = :fence AND c.owner = :owner
+  AND bit_count(c.opened) = 0;
+
+-- name: expire_leases
+-- A holder that has been silent for a whole lease: who was in its open call is `unknown` - never sent again by machine - and the
+-- rest is free for others. SKIP LOCKED leaves alone what somebody is writing at this moment.
+WITH dead AS MATERIALIZED (
+    SELECT c.campaign_id, c.chunk_no, c.first_seq, c.size, c.opened FROM mailpipe.chunk c
+    JOIN mailpipe.campaign g USING (campaign_id)
+    WHERE g.state IN ('sending', 'paused', 'cancelled') AND c.campaign_id = coalesce(CAST(:campaign_id AS integer), c.campaign_id)
+      AND c.state = 'leased' AND c.leased_until < clock_timestamp()
+    FOR UPDATE OF c SKIP LOCKED
+),
+lost AS (
+    INSERT INTO mailpipe.outcome (campaign_id, seq, chunk_no, state, reason)
+    SELECT d.campaign_id, d.first_seq + i, d.chunk_no, 'unknown', 'no_answer'
+    FROM dead d, generate_series(0, d.size - 1) AS i WHERE get_bit(d.opened, i) = 1
+    ON CONFLICT (campaign_id, seq) DO UPDATE SET state = 'unknown', reason = 'no_answer', detail = NULL, at = clock_timestamp()
+    RETURNING 1
+),
+freed AS (
+    UPDATE mailpipe.chunk c
+    SET opened = CAST(repeat('0', c.size) AS bit varying), finished = c.finished | c.opened,
+        unknown = c.unknown + bit_count(c.opened), fence = c.fence + 1, owner = NULL, leased_until = NULL,
+        state = CASE WHEN bit_count(c.finished | c.opened) = c.size THEN 'done'
+                     WHEN (SELECT g.state FROM mailpipe.campaign g WHERE g.campaign_id = c.campaign_id) = 'cancelled'
+                     THEN 'cancelled' ELSE 'pending' END
+    FROM dead d WHERE c.campaign_id = d.campaign_id AND c.chunk_no = d.chunk_no
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM freed), (SELECT count(*) FROM lost);
+
+-- name: settle_unknown
+-- An event names people whom SES did accept (`sent`) or refused for good (`failed`); only `unknown` and `sent` may change so.
+WITH told AS (
+    SELECT x.* FROM unnest(CAST(:seqs AS integer[]), CAST(:states AS text[]), CAST(:reasons AS text[])) AS x(seq, state, reason)
+    LEFT JOIN mailpipe.outcome o ON o.campaign_id = :campaign_id AND o.seq = x.seq
+    JOIN mailpipe.chunk k ON k.campaign_id = :campaign_id AND k.chunk_no = :chunk_no
+    WHERE o.state = 'unknown' OR (x.state = 'failed' AND o.state IS NULL AND get_bit(k.finished, x.seq - k.first_seq) = 1)
+),
+was AS (SELECT t.*, o.state IS NOT NULL AS was_unknown FROM told t
+        LEFT JOIN mailpipe.outcome o ON o.campaign_id = :campaign_id AND o.seq = t.seq),
+gone AS (
+    DELETE FROM mailpipe.outcome o USING was WHERE o.campaign_id = :campaign_id AND o.seq = was.seq AND was.state = 'sent'
+),
+failed AS (
+    INSERT INTO mailpipe.outcome (campaign_id, seq, chunk_no, state, reason)
+    SELECT :campaign_id, was.seq, :chunk_no, 'failed', was.reason FROM was WHERE was.state = 'failed'
+    ON CONFLICT (campaign_id, seq) DO UPDATE SET state = 'failed', reason = excluded.reason, detail = NULL, at = clock_timestamp()
+),
+totals AS (
+    SELECT count(*) FILTER (WHERE was_unknown) AS from_unknown, count(*) FILTER (WHERE state = 'failed') AS to_failed,
+           count(*) FILTER (WHERE state = 'sent') AS to_sent,
+           count(*) FILTER (WHERE state = 'failed' AND NOT was_unknown) AS from_sent, count(*) AS people
+    FROM was
+)
+UPDATE mailpipe.chunk c
+SET unknown = c.unknown - t.from_unknown, failed = c.failed + t.to_failed, sent = c.sent + t.to_sent - t.from_sent
+FROM totals t WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND t.people > 0
+RETURNING t.people;
+
+-- name: counts
+SELECT count(*) AS chunks, coalesce(sum(size), 0) AS total, coalesce(sum(sent), 0) AS sent, coalesce(sum(failed), 0) AS failed,
+       coalesce(sum(skipped), 0) + coalesce(sum(size - bit_count(finished)) FILTER (WHERE state = 'cancelled'), 0) AS skipped,
+       coalesce(sum(unknown), 0) AS unknown, coalesce(sum(bit_count(opened)), 0) AS sending,
+       coalesce(sum(size - bit_count(finished | opened)) FILTER (WHERE state <> 'cancelled'), 0) AS pending,
+       count(*) FILTER (WHERE state = 'pending') AS queued_chunks, count(*) FILTER (WHERE state = 'leased') AS processing_chunks
+FROM mailpipe.chunk WHERE campaign_id = :campaign_id;
+
+-- name: slices
+SELECT slice, sum(size) AS total, sum(sent) AS sent, sum(failed) AS failed,
+       sum(skipped) + coalesce(sum(size - bit_count(finished)) FILTER (WHERE state = 'cancelled'), 0) AS skipped,
+       sum(unknown) AS unknown, sum(bit_count(opened)) AS sending,
+       coalesce(sum(size - bit_count(finished | opened)) FILTER (WHERE state <> 'cancelled'), 0) AS pending
+FROM mailpipe.chunk WHERE campaign_id = :campaign_id AND slice BETWEEN :first_slice AND :last_slice GROUP BY slice ORDER BY slice;
+
+-- name: next_due
+-- Seconds until the next chunk of these slices may be leased; NULL when none is pending.
+SELECT extract(epoch FROM min(due_at) - clock_timestamp()) FROM mailpipe.chunk
+WHERE campaign_id = :campaign_id AND slice BETWEEN :first_slice AND :last_slice AND state = 'pending';

@@ -1,0 +1,196 @@
+"""The pace: in no sliding second do all processes together hand SES more recipients than the limit.
+
+Slots are given away by the database, on its clock, at equal distances (a GCRA without burst). With c recipients a call and a
+limit of N, slots are (W + J) / floor(N / c) apart, W being one second and J the lateness that is allowed: a slot reached
+more than J late is given up. Calls that leave within a window of W come from slots within W + J, and those are at most
+floor(N / c): never more than N recipients. What it costs is J / (W + J), 2 % at 20 ms.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg.rows import class_row
+
+from mailpipe.db import Connection, queries
+from mailpipe.ses.client import Account
+
+QUERIES = queries.beside(__file__)
+
+WINDOW = 1.0
+"""Seconds over which SES counts its rate."""
+LATENESS = 0.020
+"""Seconds that a call may leave after its slot. Smaller wastes slots on a busy machine, larger wastes quota on every one."""
+MAX_CALL = 50
+"""Destinations of one SendBulkEmail request (SES quotas)."""
+THROTTLE_WAIT = 1.0
+"""Seconds that everybody waits after SES has refused for the rate."""
+QUOTA_WAIT = 60.0
+"""Seconds until it is tried again after SES has refused for the daily quota, which frees little by little."""
+_ACCOUNT = "mailpipe.pace_account"
+_REFRESH = 1.0
+
+
+def call_size(rate: float | None) -> int:
+    """Recipients of one call: as many as SES takes, never more than a second's worth, and dividing the rate well.
+
+    570/s is 12 calls of 47, not 11 of 50: 564 of 570 can be used instead of 550.
+    """
+    if rate is None:
+        return MAX_CALL
+    if rate < 1:
+        return 1
+    return int(rate // -(-rate // MAX_CALL)) or 1
+
+
+def spacing(rate: float) -> float:
+    """Seconds between two slots of `call_size(rate)` recipients each."""
+    size = call_size(rate)
+    calls = rate // size if rate >= size else rate / size
+    return (WINDOW + LATENESS) / calls
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What holds at this moment, in recipients per second; None: no limit. `blocked_for`: seconds to wait for SES."""
+
+    ceiling: float | None
+    account_rate: float | None
+    rate: float | None
+    blocked_reason: str | None
+    blocked_for: float | None
+    account_age: float | None
+
+    @property
+    def account(self) -> float | None:
+        """The limit of all campaigns together: the smaller of the account's and our own."""
+        known = [limit for limit in (self.ceiling, self.account_rate) if limit is not None]
+        return min(known) if known else None
+
+    @property
+    def campaign(self) -> float | None:
+        """The limit of this campaign: its own rate, where that is the smaller one."""
+        known = [limit for limit in (self.account, self.rate) if limit is not None]
+        return min(known) if known else None
+
+    @property
+    def call_size(self) -> int:
+        """Recipients of one call. Never more than a slot of the account is charged for."""
+        return min(call_size(self.account), call_size(self.campaign))
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The right to make one call at `at` (this process's monotonic clock), and up to LATENESS later."""
+
+    at: float
+
+    @property
+    def wait(self) -> float:
+        return self.at - time.monotonic()
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self.at + LATENESS
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No slot within the caller's patience: come back in `wait` seconds."""
+
+    wait: float
+    reason: str | None = None
+
+
+class Pace:
+    """The pace of one campaign in one process; shared by its sender threads."""
+
+    def __init__(self, campaign_id: int) -> None:
+        self._campaign_id = campaign_id
+        self._lock = threading.Lock()
+        self._limits: Limits | None = None
+        self._read_at = 0.0
+
+    def limits(self, connection: Connection) -> Limits:
+        """The present limits, at most a second old: a changed one needs no restart."""
+        with self._lock:
+            if self._limits is None or time.monotonic() - self._read_at > _REFRESH:
+                self._limits = read(connection, self._campaign_id)
+                self._read_at = time.monotonic()
+            return self._limits
+
+    def take(self, connection: Connection, *, patience: float) -> Slot | Refusal:
+        """Reserve the next slot that lies within `patience` seconds. What is reserved stays spent, whatever happens."""
+        limits = self.limits(connection)
+        blocked = (limits.blocked_for or 0.0) - (time.monotonic() - self._read_at)
+        if blocked > 0:
+            return Refusal(blocked, limits.blocked_reason)
+        sequences, spacings = [], []
+        if limits.account is not None:
+            sequences.append(_ACCOUNT)
+            spacings.append(spacing(limits.account))
+        if limits.campaign is not None and limits.campaign != limits.account:
+            sequences.append(f"mailpipe.pace_campaign_{self._campaign_id}")
+            spacings.append(spacing(limits.campaign))
+        if not sequences:
+            return Slot(time.monotonic())
+        row = connection.execute(
+            QUERIES["take"],
+            {
+                "sequences": sequences,
+                # Rounded up, and half a per cent more, so that no window can catch a slot at both of its ends.
+                "spacings": [int(seconds * 1.005e6) + 1 for seconds in spacings],
+                "patience": patience,
+            },
+        ).fetchone()
+        # From the receipt of the answer: late by at most its way back, never early.
+        received = time.monotonic()
+        assert row is not None
+        return Slot(received + row[1]) if row[0] else Refusal(row[1])
+
+    def block(self, connection: Connection, reason: str) -> None:
+        """SES refused for `rate` or `quota`: everybody waits a while."""
+        seconds = QUOTA_WAIT if reason == "quota" else THROTTLE_WAIT
+        connection.execute(QUERIES["block"], {"seconds": seconds, "reason": reason})
+        with self._lock:
+            self._limits = None
+
+
+@dataclass(frozen=True)
+class State:
+    """What the pace knows, for people. Rates in recipients per second, times in UTC."""
+
+    ceiling: float | None
+    account_rate: float | None
+    daily_quota: float | None
+    sent_last_day: float | None
+    account_read_at: datetime | None
+    blocked_until: datetime | None
+    blocked_reason: str | None
+
+
+def read(connection: Connection, campaign_id: int | None = None) -> Limits:
+    """The limits that hold for a campaign (None: for the account)."""
+    with connection.cursor(row_factory=class_row(Limits)) as cursor:
+        found = cursor.execute(QUERIES["limits"], {"campaign_id": campaign_id}).fetchone()
+    assert found is not None
+    return found
+
+
+def state(connection: Connection) -> State:
+    with connection.cursor(row_factory=class_row(State)) as cursor:
+        found = cursor.execute(QUERIES["state"]).fetchone()
+    assert found is not None
+    return found
+
+
+def keep_account(connection: Connection, account: Account, *, ceiling: float | None) -> None:
+    """Note what GetAccount said, and the ceiling of our own settings."""
+    connection.execute(
+        QUERIES["keep_account"],
+        {"rate": account.rate, "daily_quota": account.daily_quota, "sent_last_day": account.sent_last_day},
+    )
+    connection.execute(QUERIES["set_ceiling"], {"ceiling": ceiling})

@@ -1,0 +1,129 @@
+"""The arithmetic before a campaign: how long it takes, which limit binds, and whether it can be met. Pure but for `of`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mailpipe import campaign, ledger, pace, snapshot
+from mailpipe.db import Connection
+from mailpipe.errors import CampaignError
+
+CALL_SECONDS = 0.5
+"""A cautious length of one call, for the number of threads; SES usually answers within 0.1 to 0.3 s."""
+MIN_THREADS, MAX_THREADS = 2, 64
+UNLIMITED_THREADS = 16
+
+
+def threads(rate: float | None) -> int:
+    """Sender threads that keep `rate` recipients per second busy while each call takes CALL_SECONDS."""
+    if rate is None:
+        return UNLIMITED_THREADS
+    calls = rate / pace.call_size(rate)
+    return min(MAX_THREADS, max(MIN_THREADS, math.ceil(calls * CALL_SECONDS) + 2))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rates in recipients per second, times in seconds. `binding` names the limit that decides; `problems` what cannot be met."""
+
+    campaign: str
+    recipients: int
+    chunks: int
+    call_size: int
+    calls: int
+    calls_per_second: float | None
+    rate: float | None
+    seconds: float | None
+    finish_within: float | None
+    required_rate: float | None
+    daily_quota: float | None
+    sent_last_day: float | None
+    threads: int
+    binding: str
+    problems: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "problems": list(self.problems)}
+
+
+def make(
+    key: str,
+    recipients: int,
+    chunks: int,
+    limits: pace.Limits,
+    account: pace.State,
+    finish_within: float | None,
+) -> Plan:
+    """Hold what is wanted against what the limits allow."""
+    rate = limits.campaign
+    candidates = {
+        "campaign rate": limits.rate,
+        "MAILPIPE_RATE": limits.ceiling,
+        "SES account rate": limits.account_rate,
+    }
+    binding = next((name for name, value in candidates.items() if value is not None and value == rate), "none")
+    # What the spacing of slots really lets through, which is 2 % less than the rate.
+    real = None if rate is None else limits.call_size / pace.spacing(rate)
+    seconds = None if real is None or not recipients else recipients / real
+    required = None if not finish_within else recipients / finish_within
+    problems = []
+    if seconds is not None and finish_within and seconds > finish_within:
+        problems.append(
+            f"{recipients} recipients at {rate:g}/s take {_minutes(seconds)}, longer than finish_within"
+            f" ({_minutes(finish_within)}); it needs {required:.0f}/s. The limit is the {binding}"
+        )
+    left = None
+    if account.daily_quota is not None and account.daily_quota >= 0:
+        left = account.daily_quota - (account.sent_last_day or 0.0)
+        if recipients > left:
+            problems.append(
+                f"{recipients} recipients, but the SES account may send only {left:.0f} more within 24 hours"
+                f" (quota {account.daily_quota:.0f})"
+            )
+            binding = "SES daily quota"
+    return Plan(
+        campaign=key,
+        recipients=recipients,
+        chunks=chunks,
+        call_size=limits.call_size,
+        calls=math.ceil(recipients / limits.call_size),
+        calls_per_second=None if real is None else real / limits.call_size,
+        rate=rate,
+        seconds=seconds,
+        finish_within=finish_within,
+        required_rate=required,
+        daily_quota=account.daily_quota,
+        sent_last_day=account.sent_last_day,
+        threads=threads(rate),
+        binding=binding,
+        problems=tuple(problems),
+    )
+
+
+def of(connection: Connection, key: str) -> Plan:
+    """The plan of a campaign that has its snapshot.
+
+    Raises:
+        CampaignError: it has none yet.
+    """
+    found = campaign.get(connection, key)
+    taken = snapshot.get(connection, found.campaign_id)
+    if taken is None:
+        raise CampaignError(
+            f"campaign {key!r} has no snapshot yet, so nobody knows how many it will mail; take it first"
+        )
+    counts = ledger.counts(connection, found.campaign_id)
+    return make(
+        key,
+        taken.recipients,
+        counts.chunks,
+        pace.read(connection, found.campaign_id),
+        pace.state(connection),
+        found.spec.finish_within,
+    )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds >= 90 else f"{seconds:.0f} s"

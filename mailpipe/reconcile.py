@@ -1,0 +1,44 @@
+"""Puts the ledger in order after whatever happened: frees silent workers' chunks, lets events speak, finishes campaigns.
+
+Running it twice, or beside live workers, changes nothing that it should not: each step re-checks its right in its statement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mailpipe import campaign, event, ledger
+from mailpipe.db import Connection
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """What was put in order: chunks freed from silent workers, people who became `unknown` by it, people whom events settled,
+    campaigns that are done by it."""
+
+    freed_chunks: int
+    became_unknown: int
+    settled: int
+    finished: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "finished": list(self.finished)}
+
+
+def run(connection: Connection, key: str | None = None) -> Reconciled:
+    """Reconcile one campaign, or all that are not over.
+
+    Raises:
+        CampaignError: there is no campaign of that key.
+    """
+    chosen = [campaign.get(connection, key)] if key else campaign.get_all(connection)
+    freed, lost = ledger.expire_leases(connection, chosen[0].campaign_id if key else None)
+    settled = 0
+    finished = []
+    for found in chosen:
+        if key or found.state in ("sending", "paused"):
+            settled += event.settle(connection, found.campaign_id)
+        if found.state == "sending" and campaign.finish(connection, found.campaign_id):
+            finished.append(found.key)
+    return Reconciled(freed, lost, settled, tuple(finished))

@@ -1,0 +1,40 @@
+-- What happened, read from the ledger: nothing here writes.
+
+-- name: outcomes
+SELECT state, reason, count(*) FROM mailpipe.outcome WHERE campaign_id = :campaign_id AND state <> 'retry' GROUP BY state, reason
+UNION ALL
+SELECT 'skipped', 'cancelled', sum(size - bit_count(finished)) FROM mailpipe.chunk
+WHERE campaign_id = :campaign_id AND state = 'cancelled' HAVING sum(size - bit_count(finished)) > 0
+ORDER BY 1, 3 DESC, 2;
+
+-- name: rate
+-- Recipients accepted in the last minute of recorded calls, and over how many seconds.
+SELECT coalesce(sum(accepted), 0), least(60, extract(epoch FROM clock_timestamp() - min(at)))
+FROM mailpipe.call WHERE campaign_id = :campaign_id AND at > clock_timestamp() - interval '60 seconds';
+
+-- name: span
+SELECT coalesce(sum(accepted), 0), extract(epoch FROM max(at) - min(at)) FROM mailpipe.call WHERE campaign_id = :campaign_id;
+
+-- name: who
+SELECT d.seq, d.slice, d.user_id, d.state, d.reason, o.detail, d.attempt, k.at, k.positions, k.codes, k.message_ids, k.message_ids_text,
+       d.seq - c.first_seq AS position,
+       ARRAY(SELECT e.kind FROM mailpipe.event_mask e WHERE e.campaign_id = d.campaign_id AND e.chunk_no = d.chunk_no
+             AND get_bit(e.mask, d.seq - c.first_seq) = 1 ORDER BY e.kind) AS events
+FROM mailpipe.delivery d
+JOIN mailpipe.chunk c USING (campaign_id, chunk_no)
+LEFT JOIN mailpipe.outcome o ON o.campaign_id = d.campaign_id AND o.seq = d.seq
+LEFT JOIN LATERAL (
+    SELECT * FROM mailpipe.call k WHERE k.campaign_id = d.campaign_id AND k.chunk_no = d.chunk_no
+      AND get_bit(k.positions, d.seq - c.first_seq) = 1 ORDER BY k.no DESC LIMIT 1
+) k ON true
+WHERE d.campaign_id = :campaign_id AND d.seq IN (
+    SELECT r.seq FROM mailpipe.recipient r WHERE r.campaign_id = :campaign_id
+      AND (hashtextextended(r.user_id, 0) = hashtextextended(:person, 0) AND r.user_id = :person
+           OR hashtextextended(lower(r.email), 0) = hashtextextended(:email_key, 0) AND lower(r.email) = :email_key));
+
+-- name: export
+SELECT d.seq, d.user_id, d.email, d.state, coalesce(d.reason, '') AS reason, d.slice, d.attempt FROM mailpipe.delivery d
+WHERE d.campaign_id = :campaign_id AND (CAST(:state AS text) IS NULL OR d.state = :state) ORDER BY d.seq;
+
+-- name: events
+SELECT kind, sum(bit_count(mask)) FROM mailpipe.event_mask WHERE campaign_id = :campaign_id GROUP BY kind ORDER BY kind;

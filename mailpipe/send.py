@@ -1,0 +1,310 @@
+"""A run: sends a range of slices of one campaign in one process, with as many threads as the pace needs.
+
+Safe to launch at any time, twice, or beside others: the ledger decides who is mailed. A run never unpauses anything. How one
+chunk is worked is told in `worker`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from mailpipe import campaign, ledger, pace, plan, settings
+from mailpipe.db import Connection, Database
+from mailpipe.errors import CampaignError, ServiceError
+from mailpipe.ledger import SliceCounts
+from mailpipe.links import Signer
+from mailpipe.ses.client import Ses
+from mailpipe.settings import Settings
+from mailpipe.worker import Job, Tally, Worker
+
+LOG = logging.getLogger("mailpipe.send")
+
+HORIZON = 180.0
+"""Seconds that a run waits for people who are not due yet; launches come about two minutes ahead."""
+ACCOUNT_EVERY = 60.0
+"""Seconds between two reads of the account's limits (GetAccount allows one a second)."""
+_IDLE = 0.25
+
+
+class End(StrEnum):
+    """Why a run ended."""
+
+    COMPLETE = "complete"
+    """Nobody of its slices is pending or in a call."""
+    NOTHING_DUE = "nothing_due"
+    """People are pending, but none is due within the horizon, or others are working on them."""
+    NOT_SENDING = "not_sending"
+    """The campaign is paused, cancelled or not approved: nothing was sent."""
+    STOPPED = "stopped"
+    """The process was told to stop; answers are recorded and chunks given back."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, in counts. `text` is for people; `seconds` is the length of the run."""
+
+    end: End
+    text: str
+    calls: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(
+    database: Database,
+    config: Settings,
+    ses: Ses,
+    key: str,
+    slices: tuple[int, int] = (0, 99),
+    *,
+    actor: str = "mailpipe",
+    on_slice: Callable[[SliceCounts], None] = lambda counts: None,
+    on_tick: Callable[[Connection], None] = lambda connection: None,
+    stop: threading.Event | None = None,
+    horizon: float = HORIZON,
+) -> Outcome:
+    """Send the slices `slices[0]`..`slices[1]` of a campaign; an approved campaign is started by it.
+
+    `on_slice` is told of each slice once nobody of it is pending or in a call, whoever finished it. `on_tick` is called
+    about once a second. Setting `stop`, or an exception in the calling thread (an interrupt), ends the run gracefully: no
+    call is opened any more, answers in flight are recorded, chunks are given back.
+
+    Raises:
+        CampaignError: there is no such campaign, or no such slices.
+        ServiceError: SES's account limits cannot be read.
+    """
+    if not 0 <= slices[0] <= slices[1] <= 99:
+        raise CampaignError(f"slices {slices[0]}..{slices[1]}: expected a range within 0..99")
+    stop = stop or threading.Event()
+    started = time.monotonic()
+    with database.connection() as connection:
+        found = campaign.get(connection, key)
+        if found.state == "approved":
+            found = campaign.start(connection, key, actor=actor)
+        reporter = _Slices(found.campaign_id, slices, on_slice)
+        if found.state != "sending":
+            reporter.report(connection)
+            return Outcome(End.COMPLETE if found.state == "done" else End.NOT_SENDING, _refusal(found))
+        template = campaign.published_template(connection, found)
+        read_account(connection, config, ses)
+        shared = pace.Pace(found.campaign_id)
+        threads = config.threads or plan.threads(shared.limits(connection).campaign)
+    job = Job(
+        campaign=found,
+        template=template,
+        signer=Signer(settings.unsubscribe_keys(config), config.public_url, config.unsubscribe_mailto),
+        database=database,
+        ses=ses,
+        pace=shared,
+        configuration_set=config.configuration_set,
+        consent=config.consent,
+        lease=config.lease,
+        stop=stop,
+    )
+    crew = _Crew(job, slices, horizon, threads)
+    crew.start()
+    try:
+        while crew.working:
+            crew.wait(1.0)
+            with database.connection() as connection:
+                crew.look(connection, config)
+                reporter.report(connection)
+                on_tick(connection)
+    finally:
+        stop.set()
+        crew.join()
+    crew.check()
+    with database.connection() as connection:
+        if crew.halt is not None:
+            campaign.halt(connection, key, reason=crew.halt)
+        campaign.finish(connection, found.campaign_id)
+        reporter.report(connection)
+        on_tick(connection)
+        end, text = _ending(connection, key, slices, interrupted=crew.interrupted)
+    return Outcome(end, text, crew.calls, crew.accepted, time.monotonic() - started)
+
+
+def read_account(connection: Connection, config: Settings, ses: Ses) -> None:
+    """Note what the account may do now. A failed read is fatal only when nothing is known yet."""
+    try:
+        pace.keep_account(connection, ses.account(), ceiling=config.rate)
+    except ServiceError:
+        if pace.state(connection).account_rate is None:
+            raise
+        LOG.warning("SES account limits could not be read; the last known ones stay in force")
+
+
+class _Slices:
+    """Tells of each slice once, when it is complete."""
+
+    def __init__(self, campaign_id: int, slices: tuple[int, int], tell: Callable[[SliceCounts], None]) -> None:
+        self._campaign_id = campaign_id
+        self._range = slices
+        self._tell = tell
+        self._told: set[int] = set()
+
+    def report(self, connection: Connection) -> None:
+        if len(self._told) == self._range[1] - self._range[0] + 1:
+            return
+        if ledger.counts(connection, self._campaign_id).chunks == 0 and not self._has_snapshot(connection):
+            return
+        for number, counts in ledger.slices(connection, self._campaign_id, self._range).items():
+            if counts.complete and number not in self._told:
+                self._told.add(number)
+                self._tell(counts)
+
+    def _has_snapshot(self, connection: Connection) -> bool:
+        row = connection.execute(campaign.QUERIES["has_snapshot"], {"campaign_id": self._campaign_id}).fetchone()
+        return row is not None
+
+
+class _Crew:
+    """The sender threads of a run."""
+
+    def __init__(self, job: Job, slices: tuple[int, int], horizon: float, threads: int) -> None:
+        self._job = job
+        self._slices = slices
+        self._horizon = horizon
+        self._low = 0
+        self._fault: BaseException | None = None
+        self._account_read = time.monotonic()
+        self.interrupted = False
+        name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._workers = [Worker(job, f"{name}:{number}") for number in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._loop, args=(worker,), name=f"sender-{number}", daemon=True)
+            for number, worker in enumerate(self._workers)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def working(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    @property
+    def _tallies(self) -> list[Tally]:
+        return [worker.tally for worker in self._workers]
+
+    @property
+    def calls(self) -> int:
+        return sum(tally.calls for tally in self._tallies)
+
+    @property
+    def accepted(self) -> int:
+        return sum(tally.accepted for tally in self._tallies)
+
+    @property
+    def halt(self) -> str | None:
+        return next((tally.halt for tally in self._tallies if tally.halt), None)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the end of a thread, `seconds` at the most, in steps that an interrupt can break."""
+        until = time.monotonic() + seconds
+        for thread in self._threads:
+            while thread.is_alive() and time.monotonic() < until:
+                thread.join(0.05)
+            if time.monotonic() >= until:
+                return
+
+    def look(self, connection: Connection, config: Settings) -> None:
+        """The upkeep of a running crew, about once a second."""
+        if self.halt is not None:
+            campaign.halt(connection, self._job.campaign.key, reason=self.halt)
+            self._job.stop.set()
+        elif self._job.stop.is_set():
+            self.interrupted = True
+        if time.monotonic() - self._account_read > ACCOUNT_EVERY:
+            self._account_read = time.monotonic()
+            read_account(connection, config, self._job.ses)
+
+    def join(self) -> None:
+        """Wait until every thread has recorded its answer. A call ends by its time-out at the latest."""
+        for thread in self._threads:
+            thread.join()
+
+    def check(self) -> None:
+        """Raise what a thread could not handle."""
+        if self._fault is not None:
+            raise self._fault
+
+    def _loop(self, worker: Worker) -> None:
+        try:
+            while not self._job.stop.is_set() and worker.tally.halt is None:
+                held = worker._safely(lambda connection: self._lease(connection, worker.owner))
+                if held is not None:
+                    worker.work(held)
+                elif not self._wait_for_work(worker):
+                    return
+        except BaseException as fault:
+            self._fault = self._fault or fault
+            self._job.stop.set()
+
+    def _lease(self, connection: Connection, owner: str) -> ledger.Lease | None:
+        for low in dict.fromkeys((self._low, 0)):
+            held = ledger.lease(
+                connection,
+                self._job.campaign.campaign_id,
+                self._slices,
+                owner=owner,
+                seconds=self._job.lease,
+                low=low,
+            )
+            if held is not None:
+                # Everything below is taken or done; what is given back there is found by the search from 0.
+                self._low = held.chunk_no
+                return held
+        return None
+
+    def _wait_for_work(self, worker: Worker) -> bool:
+        """Whether something of these slices becomes due within the horizon; waits a little for it."""
+
+        def next_due(connection: Connection) -> float | None:
+            ledger.expire_leases(connection, self._job.campaign.campaign_id)
+            if campaign.get(connection, self._job.campaign.key).state != "sending":
+                return None
+            return ledger.next_due(connection, self._job.campaign.campaign_id, self._slices)
+
+        due = worker._safely(next_due)
+        if due is None or due > self._horizon:
+            return False
+        self._job.stop.wait(min(max(due, 0.01), _IDLE))
+        return True
+
+
+def _refusal(found: campaign.Campaign) -> str:
+    if found.state == "paused":
+        return f"campaign {found.key} is paused ({found.state_reason}); nothing is sent until somebody resumes it"
+    if found.state == "draft":
+        return f"campaign {found.key} is not approved; nothing is sent until somebody other than its author approves it"
+    return f"campaign {found.key} is {found.state}; nothing is sent"
+
+
+def _ending(connection: Connection, key: str, slices: tuple[int, int], *, interrupted: bool) -> tuple[End, str]:
+    found = campaign.get(connection, key)
+    left = [counts for counts in ledger.slices(connection, found.campaign_id, slices).values() if not counts.complete]
+    if not left:
+        return End.COMPLETE, f"campaign {key}: nobody of slices {slices[0]:02d}..{slices[1]:02d} is left"
+    if found.state != "sending":
+        return End.NOT_SENDING, _refusal(found)
+    people = sum(counts.pending + counts.sending for counts in left)
+    if interrupted:
+        return End.STOPPED, f"campaign {key}: stopped; {people} people of {len(left)} slices are left"
+    return (
+        End.NOTHING_DUE,
+        f"campaign {key}: {people} people of {len(left)} slices are not due yet or in other hands",
+    )

@@ -1,0 +1,243 @@
+"""The snapshot: a segment's people frozen into a campaign's immutable recipients, and cut into slices and chunks.
+
+Everything happens on the server in one transaction: a snapshot that fails leaves nothing. People on the suppression list and
+people who may not be mailed are left out with a count of each; an address that SES cannot take stays in, as skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from mailpipe import address, campaign, segment
+from mailpipe.db import Connection, queries
+from mailpipe.errors import SnapshotError
+from mailpipe.settings import Settings
+
+QUERIES = queries.beside(__file__)
+
+CALL = 50
+"""Recipients of a full call: slices begin at multiples of it, so that no slice ends with a call that is nearly empty."""
+
+_OWN_COLUMNS = ("user_id", "email", "timezone", "locale")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What was frozen. `returned` counts the rows of the segment, `excluded` those left out by reason; the rest are
+    `recipients`, among them those who are skipped for their address. Times are UTC."""
+
+    campaign_id: int
+    taken_at: datetime
+    segment: str
+    segment_sha256: str
+    as_of: datetime
+    parameters: dict[str, Any]
+    variables: list[str]
+    returned: int
+    excluded: dict[str, int]
+    recipients: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "taken_at": self.taken_at.isoformat(), "as_of": self.as_of.isoformat()}
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One chunk of a snapshot: `size` recipients from `first_seq` on."""
+
+    chunk_no: int
+    slice: int
+    first_seq: int
+    size: int
+
+
+def cut(recipients: int, chunk_size: int) -> Iterator[Cut]:
+    """Cut recipients 1..N into 100 slices of equal numbers of full calls, and each slice into chunks.
+
+    A small audience fills fewer slices, spread over all hundred: a slice holds at least one full call, or nobody.
+    """
+    calls = -(-recipients // CALL)
+    chunk_no = 0
+    for number in range(100):
+        first = -(-number * calls // 100) * CALL + 1
+        end = min(-(-(number + 1) * calls // 100) * CALL, recipients)
+        for start in range(first, end + 1, chunk_size):
+            yield Cut(chunk_no, number, start, min(chunk_size, end + 1 - start))
+            chunk_no += 1
+
+
+def get(connection: Connection, campaign_id: int) -> Snapshot | None:
+    """The snapshot of a campaign, if it has one."""
+    with connection.cursor(row_factory=class_row(Snapshot)) as cursor:
+        return cursor.execute(QUERIES["get"], {"campaign_id": campaign_id}).fetchone()
+
+
+def take(connection: Connection, settings: Settings, key: str) -> Snapshot:
+    """Freeze the audience of a campaign, once and for all. `connection` is in autocommit mode.
+
+    Raises:
+        SnapshotError: there is one already, the campaign is over, or the segment fails while it runs; nothing is kept.
+        SegmentError: the segment's file, columns or parameters are wrong.
+    """
+    found = campaign.get(connection, key)
+    chosen = segment.find(settings.segments, found.spec.segment)
+    as_of = found.spec.as_of or max(found.now, found.due_at.astimezone(UTC))
+    bound = segment.bind(chosen, found.spec.parameters, as_of)
+    columns = segment.check(connection, chosen, bound)
+    with connection.transaction():
+        return _freeze(connection, settings, found, chosen, bound, [column.name for column in columns])
+
+
+def _freeze(
+    connection: Connection,
+    settings: Settings,
+    found: campaign.Campaign,
+    chosen: segment.Segment,
+    bound: dict[str, object],
+    columns: list[str],
+) -> Snapshot:
+    campaign_id = found.campaign_id
+    row = connection.execute(QUERIES["claim"], {"campaign_id": campaign_id}).fetchone()
+    assert row is not None
+    if row[1]:
+        raise SnapshotError(
+            f"campaign {found.key!r} has a snapshot already; it is never taken twice. Create a new campaign"
+        )
+    if row[0] in ("done", "cancelled"):
+        raise SnapshotError(f"campaign {found.key!r} is {row[0]}; no snapshot is taken of it any more")
+    connection.execute(
+        "SELECT set_config('statement_timeout', %s, true), set_config('work_mem', '256MB', true),"
+        " set_config('maintenance_work_mem', '512MB', true)",
+        (str(int(settings.segment_timeout * 1000)),),
+    )
+    names = [name for name in columns if name not in _OWN_COLUMNS]
+    table = _Table(connection, campaign_id)
+    with segment.explained(chosen):
+        table.run(
+            "fill",
+            bound,
+            consent=settings.consent,
+            segment=segment.statement(chosen),
+            timezone="CAST(segment.timezone AS text)" if "timezone" in columns else "CAST(NULL AS text)",
+            locale="CAST(segment.locale AS text)" if "locale" in columns else "CAST(NULL AS text)",
+            variables=", ".join(f"CAST(segment.{_quoted(connection, name)} AS text)" for name in names),
+        )
+    if nameless := table.run("no_user").fetchone()[0]:
+        raise SnapshotError(
+            f"{chosen.path}: user_id is NULL in {nameless} rows; every person needs one. Nothing was kept"
+        )
+    excluded = {reason: int(count) for reason, count in table.run("excluded").fetchall()}
+    if excluded:
+        table.run("drop_excluded")
+    returned = sum(excluded.values()) + _size(table)
+    unusable = _readdress(table)
+    table.run("tidy")
+    if not _index(table):
+        table.run("duplicates")
+        excluded["duplicate"] = returned - sum(excluded.values())
+        table.run("renumber")
+        table.run("replace")
+        if not _index(table):
+            raise SnapshotError(f"{chosen.path}: duplicates remain after they were removed; please report this")
+        excluded["duplicate"] -= _size(table)
+        # Numbers have moved: ask again who is unusable.
+        unusable = _readdress(table)
+    table.run("attach")
+    recipients = _size(table)
+    cuts = list(cut(recipients, found.spec.chunk_size))
+    connection.execute(
+        QUERIES["chunks"],
+        {
+            "campaign_id": campaign_id,
+            "due_at": found.due_at,
+            "numbers": [piece.chunk_no for piece in cuts],
+            "slices": [piece.slice for piece in cuts],
+            "firsts": [piece.first_seq for piece in cuts],
+            "sizes": [piece.size for piece in cuts],
+        },
+    )
+    if unusable:
+        table.run("skip", {"campaign_id": campaign_id, "seqs": unusable})
+    connection.execute(
+        QUERIES["keep"],
+        {
+            "campaign_id": campaign_id,
+            "segment": chosen.name,
+            "sha256": chosen.sha256,
+            "sql": chosen.sql,
+            "as_of": bound["as_of"],
+            "parameters": Jsonb({name: str(value) for name, value in bound.items() if name != "as_of"}),
+            "variables": names,
+            "returned": returned,
+            "excluded": Jsonb(excluded),
+            "recipients": recipients,
+        },
+    )
+    taken = get(connection, campaign_id)
+    assert taken is not None
+    return taken
+
+
+class _Table:
+    """The campaign's own partition while it is being made."""
+
+    def __init__(self, connection: Connection, campaign_id: int) -> None:
+        self.connection = connection
+        self._names = {
+            "campaign_id": str(campaign_id),
+            "name": f"recipient_{campaign_id}",
+            "table": f"mailpipe.recipient_{campaign_id}",
+            "new": f"mailpipe.recipient_{campaign_id}_new",
+        }
+
+    def run(
+        self, name: str, parameters: dict[str, Any] | None = None, *, segment: bytes = b"", **fragments: str
+    ) -> Any:
+        text = QUERIES.texts[name]
+        for key, fragment in {**self._names, **fragments}.items():
+            text = text.replace("{{" + key + "}}", fragment)
+        if parameters is None:
+            return self.connection.execute(text.encode())
+        # The segment is written for psycopg already.
+        return self.connection.execute(queries.to_psycopg(text).replace(b"{{segment}}", segment), parameters)
+
+
+def _size(table: _Table) -> int:
+    return int(table.run("size").fetchone()[0])
+
+
+def _readdress(table: _Table) -> list[int]:
+    """Write international domains as they are sent; answer who has an address that SES cannot take."""
+    unusable, changed = [], {}
+    for seq, text in table.run("unusual").fetchall():
+        try:
+            changed[seq] = address.send_form(text or "")
+        except address.AddressError:
+            unusable.append(seq)
+            changed[seq] = text or ""
+    if changed:
+        table.run("readdress", {"seqs": list(changed), "emails": list(changed.values())})
+    return unusable
+
+
+def _index(table: _Table) -> bool:
+    """Build the unique indexes; False when somebody is in the table twice."""
+    try:
+        with table.connection.transaction():
+            table.run("index_user")
+            table.run("index_email")
+    except psycopg.errors.UniqueViolation:
+        return False
+    return True
+
+
+def _quoted(connection: Connection, name: str) -> str:
+    return sql.Identifier(name).as_string(connection)
