@@ -35,9 +35,7 @@ def check_tags(path: Path, part: str, declared: Mapping[str, bool]) -> set[str]:
         where = f"{path}:{_line(part, match.start())}"
         before, after = part[: match.start()][-1:], part[match.end() :][:1]
         if before in ("{", "\\") or after == "}":
-            raise TemplateError(
-                f"{where}: {match[0]} touches another brace or a backslash; put a space between"
-            )
+            raise TemplateError(f"{where}: {match[0]} touches another brace or a backslash; put a space between")
         name = match[1] or match[2]
         if name not in declared and name != UNSUBSCRIBE:
             raise TemplateError(f"{where}: the variable {name} is not declared in template.yaml")
@@ -75,7 +73,7 @@ class _Parser(HTMLParser):
         super().__init__(convert_charrefs=False)
         self._path = path
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
         markup = self.get_starttag_text() or ""
         outside = _quoted.sub(lambda match: "=" + "\n" * match[0].count("\n"), markup)
         self._check(outside, "put it between quotes")
