@@ -34,9 +34,7 @@ _control = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]").search
 class AddressError(ValueError):
     """The address cannot be used. `reason` is a short slug; neither it nor the text holds the address."""
 
-    def __init__(
-        self, reason: str = "unusable_address", text: str = "the address cannot be used by SES"
-    ) -> None:
+    def __init__(self, reason: str = "unusable_address", text: str = "the address cannot be used by SES") -> None:
         super().__init__(text)
         self.reason = reason
 

@@ -51,28 +51,35 @@ class Spec(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
 
     key: Annotated[
-        str, pydantic.Field(pattern=r"^[a-z0-9_-]{1,63}$", description="Name of the campaign, never reused: a-z 0-9 _ -")
+        str,
+        pydantic.Field(pattern=r"^[a-z0-9_-]{1,63}$", description="Name of the campaign, never reused: a-z 0-9 _ -"),
     ]
     segment: Annotated[str, pydantic.Field(min_length=1, description="The segment file, without .sql")]
     parameters: Annotated[
-        dict[str, Any], pydantic.Field(description="Values for the segment's parameters; the rest take their defaults")
+        dict[str, Any],
+        pydantic.Field(description="Values for the segment's parameters; the rest take their defaults"),
     ] = {}
     as_of: Annotated[
-        datetime | None, pydantic.Field(description="The instant that the segment sees as now; empty: when frozen")
+        datetime | None,
+        pydantic.Field(description="The instant that the segment sees as now; empty: when frozen"),
     ] = None
     template: Annotated[str, pydantic.Field(min_length=1, description="The template folder")]
     sender: Annotated[str, pydantic.Field(description="From: `Shop <news@mail.example.com>`, a verified SES identity")]
     reply_to: Annotated[str | None, pydantic.Field(description="Where answers go; empty: the sender")] = None
-    topic: Annotated[
-        str, pydantic.Field(pattern=r"^[a-z0-9_-]{1,32}$", description="What people unsubscribe from")
-    ] = "marketing"
+    topic: Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_-]{1,32}$", description="What people unsubscribe from")] = (
+        "marketing"
+    )
     rate: Annotated[
-        float | None, pydantic.Field(gt=0, le=100_000, description="Recipients per second; empty: the account's limit")
+        float | None,
+        pydantic.Field(gt=0, le=100_000, description="Recipients per second; empty: the account's limit"),
     ] = None
     finish_within: Annotated[
         int | None,
         pydantic.BeforeValidator(parse_duration),
-        pydantic.Field(gt=0, description="Wanted length of the send, as 30m or in seconds; `plan` refuses what cannot be met"),
+        pydantic.Field(
+            gt=0,
+            description="Wanted length of the send, as 30m or in seconds; `plan` refuses what cannot be met",
+        ),
     ] = None
     chunk_size: Annotated[
         int, pydantic.Field(ge=100, le=1000, description="People that a sender thread leases at once")
@@ -81,7 +88,8 @@ class Spec(pydantic.BaseModel):
         datetime | None, pydantic.Field(description="Not before this instant, with offset; empty: at once")
     ] = None
     default_timezone: Annotated[
-        str | None, pydantic.Field(description="Zone of people without a known one; empty: MAILPIPE_DEFAULT_TIMEZONE")
+        str | None,
+        pydantic.Field(description="Zone of people without a known one; empty: MAILPIPE_DEFAULT_TIMEZONE"),
     ] = None
 
     @pydantic.field_validator("as_of", "due_at")
@@ -345,9 +353,7 @@ def change(
         template.load(settings.templates, template_name)
         if version is not None:
             version = publish(connection, settings, ses, template_name)
-    spec = found.spec.model_copy(
-        update={"rate": rate or found.rate, "template": template_name or found.spec.template}
-    )
+    spec = found.spec.model_copy(update={"rate": rate or found.rate, "template": template_name or found.spec.template})
     with connection.transaction():
         changed = connection.execute(
             QUERIES["change"],
@@ -400,12 +406,15 @@ def _move(
 def _audit(connection: Connection, campaign_id: int, actor: str, action: str, detail: Mapping[str, Any]) -> None:
     connection.execute(
         QUERIES["audit"],
-        {"campaign_id": campaign_id, "actor": actor, "action": action, "detail": Jsonb(json.loads(json.dumps(detail)))},
+        {
+            "campaign_id": campaign_id,
+            "actor": actor,
+            "action": action,
+            "detail": Jsonb(json.loads(json.dumps(detail))),
+        },
     )
 
 
 def _person(name: str, role: str) -> None:
     if not name.strip():
         raise CampaignError(f"{role}: say who you are, for example --as ana")
-
-

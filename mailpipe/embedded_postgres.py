@@ -205,9 +205,7 @@ def _answering(place: Place) -> Server | None:
         return None
     server = Server(running.socket_dir, running.port, place.data, files.SUPERUSER)
     host = os.fspath(server.socket_dir)
-    target = make_conninfo(
-        host=host, port=server.port, user=server.user, dbname="postgres", connect_timeout=5
-    )
+    target = make_conninfo(host=host, port=server.port, user=server.user, dbname="postgres", connect_timeout=5)
     return server if PGconn.ping(os.fsencode(target)) == Ping.OK else None
 
 

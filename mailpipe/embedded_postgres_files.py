@@ -128,9 +128,7 @@ def find_binaries(place: Place, bin_dir: Path | None) -> tuple[Path, int]:
         chosen = _stage_binaries(chosen)
         version, said = _version(chosen, place)
     if version is None:
-        raise SettingsError(
-            f"MAILPIPE_PG_BIN: the programs in {chosen} do not run here: {said.strip()[-500:]}"
-        )
+        raise SettingsError(f"MAILPIPE_PG_BIN: the programs in {chosen} do not run here: {said.strip()[-500:]}")
     return chosen, version
 
 
@@ -200,8 +198,7 @@ def own_folder(place: Place, folder: Path) -> Path:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
         raise DatabaseUnavailable(
-            f"{folder} must be a folder of user id {uid} with mode 0700, but is not: look who made it, and "
-            "remove it"
+            f"{folder} must be a folder of user id {uid} with mode 0700, but is not: look who made it, and remove it"
         )
     return folder
 
@@ -251,9 +248,7 @@ def _stage_binaries(binaries: Path) -> Path:
     if not copy.exists():
         with tempfile.TemporaryDirectory(dir=STAGE, prefix="copying-") as temporary:
             whole = Path(temporary) / "copy"
-            shutil.copytree(
-                install, whole / package.name / install.name, ignore=shutil.ignore_patterns("include")
-            )
+            shutil.copytree(install, whole / package.name / install.name, ignore=shutil.ignore_patterns("include"))
             libraries = package.with_name(f"{package.name}.libs")
             if libraries.is_dir():
                 shutil.copytree(libraries, whole / libraries.name)

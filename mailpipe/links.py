@@ -145,9 +145,7 @@ def _parse(keys: str) -> dict[str, hmac.HMAC]:
         if not colon or not _key_id(key_id):
             raise SettingsError(f"{where}: expected `id:secret`, the id being 1 to 8 of a-z and 0-9")
         if len(secret.encode()) < _MIN_SECRET:
-            raise SettingsError(
-                f"{where} ({key_id}): the secret needs at least {_MIN_SECRET} characters, better 32"
-            )
+            raise SettingsError(f"{where} ({key_id}): the secret needs at least {_MIN_SECRET} characters, better 32")
         if key_id in parsed:
             raise SettingsError(f"{where}: the id {key_id} occurs twice; a new key needs a new id")
         parsed[key_id] = hmac.new(secret.encode(), _PURPOSE, "sha256")

@@ -123,14 +123,11 @@ def masked(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _masked_column(name: object, values: pd.Series[Any]) -> list[object]:
-    texts = [
-        value if value is None or isinstance(value, bool | int | float) else str(value) for value in values
-    ]
+    texts = [value if value is None or isinstance(value, bool | int | float) else str(value) for value in values]
     common = pd.Series([text for text in texts if isinstance(text, str)], dtype=object).value_counts()
     shown = {text for text, number in common.items() if number >= SHARED_BY and "@" not in str(text)}
     return [
-        text if not isinstance(text, str) or (text in shown and name != "email") else f"{text[:1]}***"
-        for text in texts
+        text if not isinstance(text, str) or (text in shown and name != "email") else f"{text[:1]}***" for text in texts
     ]
 
 
@@ -157,9 +154,7 @@ SELECT 'all', NULL, count(*), count(DISTINCT user_id), ARRAY[{missing}] FROM seg
         name: pd.Series({value: number for of, value, number, _, _ in groups if of == name}, dtype="int64")
         for name in values
     }
-    counted["provider"].index = pd.Index(
-        [_provider(label) for label in counted["provider"].index], dtype=object
-    )
+    counted["provider"].index = pd.Index([_provider(label) for label in counted["provider"].index], dtype=object)
     return rows, people, dict(zip(names, nulls, strict=True)), counted
 
 

@@ -103,9 +103,7 @@ def bind(segment: Segment, parameters: Mapping[str, object], as_of: datetime) ->
     known = {parameter.name: parameter for parameter in segment.parameters}
     for name in parameters:
         if name not in known:
-            raise SegmentError(
-                f"{segment.path}: no parameter {name!r}. The segment has: {', '.join(known) or 'none'}"
-            )
+            raise SegmentError(f"{segment.path}: no parameter {name!r}. The segment has: {', '.join(known) or 'none'}")
     values: dict[str, object] = {}
     for parameter in segment.parameters:
         value = parameters.get(parameter.name, parameter.default)
@@ -168,9 +166,7 @@ def check(
 def read_only(connection: psycopg.Connection[Any], timeout: float) -> None:
     """Make the rest of this transaction (or savepoint) unable to write; `timeout` seconds a statement."""
     connection.execute("SET TRANSACTION READ ONLY")
-    connection.execute(
-        "SELECT set_config('statement_timeout', %s, true)", (str(max(1, round(timeout * 1000))),)
-    )
+    connection.execute("SELECT set_config('statement_timeout', %s, true)", (str(max(1, round(timeout * 1000))),))
 
 
 @contextmanager
@@ -237,11 +233,7 @@ def _hold_contract(segment: Segment, columns: list[Column]) -> None:
         if names.count(column.name) > 1:
             raise SegmentError(f"{where} comes twice. Name one of them otherwise with AS, or leave it out")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", column.name):
-            raise SegmentError(
-                f"{where} cannot be used in a template. Name it with AS: letters, digits and _ only"
-            )
+            raise SegmentError(f"{where} cannot be used in a template. Name it with AS: letters, digits and _ only")
         allowed = CONTRACT.get(column.name)
         if allowed is not None and column.type not in allowed:
-            raise SegmentError(
-                f"{where} is of type {column.type}. Cast it: CAST(... AS text) AS {column.name}"
-            )
+            raise SegmentError(f"{where} is of type {column.type}. Cast it: CAST(... AS text) AS {column.name}")

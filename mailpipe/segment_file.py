@@ -104,9 +104,7 @@ def load(path: Path) -> Segment:
         _refuse(path, text[: text.index("\0")].count("\n") + 1, "contains a NUL character. Remove it")
     lines = text.split("\n")
     values, parameters, header_end = _header(path, lines)
-    body_line = next(
-        (n for n, line in enumerate(lines[header_end:], header_end + 1) if line.strip()), len(lines)
-    )
+    body_line = next((n for n, line in enumerate(lines[header_end:], header_end + 1) if line.strip()), len(lines))
     body = _checked_body(path, "\n".join(lines[body_line - 1 :]), body_line, parameters)
     return Segment(
         name=path.stem,
@@ -234,9 +232,7 @@ def _checked_body(path: Path, text: str, first_line: int, parameters: tuple[Para
             continue
         if not started and token != "(":
             if token.upper() not in ("SELECT", "WITH"):
-                _refuse(
-                    path, line, "a segment is one SELECT (WITH may come before it). Nothing else can be run"
-                )
+                _refuse(path, line, "a segment is one SELECT (WITH may come before it). Nothing else can be run")
             started = True
         if token == "(":
             open_at.append(line)
@@ -253,9 +249,7 @@ def _checked_body(path: Path, text: str, first_line: int, parameters: tuple[Para
                 )
             used.add(token[1:])
         elif kind == "position":
-            _refuse(
-                path, line, f"{token} is no parameter here. Declare one in the header and write it `:name`"
-            )
+            _refuse(path, line, f"{token} is no parameter here. Declare one in the header and write it `:name`")
         elif token in ("'", '"'):
             _refuse(path, line, f"the quotation that starts here does not end. Close it with {token}")
     if open_at:

@@ -139,9 +139,7 @@ class Template:
     def render(self, values: Mapping[str, object], *, unsubscribe_url: str) -> Rendered:
         """What the provider will make of it for one person, for previews and tests. Raises as `data` does."""
         data = self.data(values, unsubscribe_url=unsubscribe_url)
-        render: Callable[[str, dict[str, str]], str] = Renderer(
-            escape=_identity, missing_tags="strict"
-        ).render
+        render: Callable[[str, dict[str, str]], str] = Renderer(escape=_identity, missing_tags="strict").render
         content = self._published
         return Rendered(render(content.subject, data), render(content.html, data), render(content.text, data))
 
@@ -195,9 +193,7 @@ class Template:
     @cached_property
     def _fields(self) -> tuple[_Field, ...]:
         content = self._published
-        keys = {
-            match[2] for part in (content.subject, content.html, content.text) for match in TAG.finditer(part)
-        }
+        keys = {match[2] for part in (content.subject, content.html, content.text) for match in TAG.finditer(part)}
         subject = {match[2] for match in TAG.finditer(content.subject)}
         return tuple(
             _Field(
@@ -227,9 +223,7 @@ def load(folder: Path, name: str) -> Template:
     home = folder / name
     if not (home / "template.yaml").is_file():
         known = ", ".join(list_templates(folder)) or "none"
-        raise TemplateError(
-            f"template {name}: there is no {home / 'template.yaml'}; known templates: {known}"
-        )
+        raise TemplateError(f"template {name}: there is no {home / 'template.yaml'}; known templates: {known}")
     variables = _read_variables(home / "template.yaml")
     subject_path, html_path, text_path = (home / part for part in PARTS)
     subject, html, text = _read(subject_path).strip(), _read(html_path), _read(text_path)
@@ -286,9 +280,7 @@ def _read_variables(path: Path) -> dict[str, Variable]:
 def _variable(path: Path, name: str, given: object) -> Variable:
     where = f"variables: {name}"
     if not _variable_name(name):
-        raise TemplateError(
-            f"{path}: {where}: a variable has letters, digits and `_`, and starts with no digit"
-        )
+        raise TemplateError(f"{path}: {where}: a variable has letters, digits and `_`, and starts with no digit")
     if name in (UNSUBSCRIBE, _escaped_key(UNSUBSCRIBE)):
         raise TemplateError(f"{path}: {where}: is built in; remove it from the declared variables")
     fields = _fields_of(path, where, given, {"sample", "default", "description", "html"})
@@ -305,9 +297,7 @@ def _fields_of(path: Path, where: str, given: object, known: set[str]) -> dict[s
     if not isinstance(given, dict):
         raise TemplateError(f"{path}: {where}: expected the fields {', '.join(sorted(known))}")
     if unknown := [str(field) for field in given if field not in known]:
-        raise TemplateError(
-            f"{path}: {where}: unknown field {unknown[0]}; known are {', '.join(sorted(known))}"
-        )
+        raise TemplateError(f"{path}: {where}: unknown field {unknown[0]}; known are {', '.join(sorted(known))}")
     return given
 
 

@@ -165,9 +165,7 @@ def of_exception(error: BaseException, size: int, *, left: bool) -> Answer:
         # Only a refused certificate proves that nothing was sent: an SSLError can also follow a complete
         # request.
         if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in _chain(error)):
-            return _again(
-                size, "no_connection", name, halt="the TLS certificate of the SES endpoint is not trusted"
-            )
+            return _again(size, "no_connection", name, halt="the TLS certificate of the SES endpoint is not trusted")
         return _all(size, Result(Kind.UNKNOWN, "connection_lost", name))
     if isinstance(error, boto.ReadTimeoutError):
         return _all(size, Result(Kind.UNKNOWN, "read_timeout", name))
@@ -232,18 +230,14 @@ def _of_client_error(error: boto.ClientError, size: int) -> Answer:
     limited = code == "LimitExceededException" and (_daily(text) or _rate(text))
     if code in _RATE_CODES or http == 429 or limited:
         limit: Block = "quota" if _daily(text) else "rate"
-        return _again(
-            size, "account_daily_quota_exceeded" if limit == "quota" else "account_throttled", detail, limit
-        )
+        return _again(size, "account_daily_quota_exceeded" if limit == "quota" else "account_throttled", detail, limit)
     if code in _SPLIT_CODES and not (code == "MessageRejected" and _unverified(text)):
         if size > 1:
             return Answer((Result(Kind.AGAIN, _SPLIT_CODES[code], detail),) * size, split=True)
         return Answer((Result(Kind.FAILED, _SPLIT_CODES[code], detail),))
     if code == "MessageRejected":
         return _again(size, "sender_not_verified", detail, halt=_NOT_VERIFIED)
-    return _again(
-        size, "refused", detail, halt=_HALTING_CODES.get(code, f"SES refused the request: {detail}")
-    )
+    return _again(size, "refused", detail, halt=_HALTING_CODES.get(code, f"SES refused the request: {detail}"))
 
 
 def _all(size: int, result: Result, *, halt: str | None = None) -> Answer:
@@ -256,12 +250,7 @@ def _again(
     return Answer((Result(Kind.AGAIN, reason, detail),) * size, halt=halt, blocked=blocked)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    rest: list[BaseException | None] = [error]
-    while rest:
-        cause = rest.pop()
-        if cause is not None and id(cause) not in seen:
-            seen.add(id(cause))
-            yield cause
-            rest += [cause.__cause__, cause.__context__, cause.__dict__.get("kwargs", {}).get("error")]
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -80,9 +80,7 @@ def check_bulk(request: dict[str, Any], *, max_entries: int = MAX_ENTRIES) -> No
     if not _matches(_name, request["ConfigurationSetName"]):
         raise RequestError("ConfigurationSetName: expected 1 to 64 of A-Z a-z 0-9 _ -")
     match request["DefaultContent"]:
-        case {"Template": {"TemplateName": name, "TemplateData": "{}", **more}, **other} if (
-            not more and not other
-        ):
+        case {"Template": {"TemplateName": name, "TemplateData": "{}", **more}, **other} if not more and not other:
             if not _matches(_name, name):
                 raise RequestError("TemplateName: expected 1 to 64 of A-Z a-z 0-9 _ -")
         case _:
@@ -126,9 +124,7 @@ def _check_entry(entry: Any) -> None:
         if not _matches(_header_name, name):
             raise _Refused("ReplacementHeaders: a name has 1 to 126 printable ASCII characters without `:`")
         if not _matches(_header_value, value) or len(name) + len(value) > MAX_HEADER:
-            raise _Refused(
-                "ReplacementHeaders: a value has 1 to 995 printable ASCII characters, with its name 996"
-            )
+            raise _Refused("ReplacementHeaders: a value has 1 to 995 printable ASCII characters, with its name 996")
     content = entry["ReplacementEmailContent"]
     template: Any = content["ReplacementTemplate"] if _has_only(content, "ReplacementTemplate") else None
     data = template["ReplacementTemplateData"] if _has_only(template, "ReplacementTemplateData") else None

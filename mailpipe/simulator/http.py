@@ -1,4 +1,4 @@
-"""The ASGI application: from a request to a call of an operation, and from what it returns to an answer or a fault.
+"""The ASGI application: from a request to an operation, and from what it returns to an answer or a fault.
 
 What an operation means is decided elsewhere. Everything the stand-in consists of is put together here.
 """
@@ -47,10 +47,12 @@ class Simulator:
         sets = ConfigurationSets(options.strict_configuration_sets, self._changes.remember)
         suppression = SuppressionList(self._changes.remember)
         for change in self._changes.changes():
-            keeper = (
-                templates if "template" in change else sets if "configuration_set" in change else suppression
-            )
-            keeper.restore(change)
+            if "template" in change:
+                templates.restore(change)
+            elif "configuration_set" in change:
+                sets.restore(change)
+            else:
+                suppression.restore(change)
         self._changes.start()
         self._journal = Journal(options.journal, options.render)
         self._events = Events(options.events, options.region, options.delivery_ms)
@@ -137,7 +139,7 @@ class Simulator:
             await self._fail_answer(plan.answer, answer, exchange)
 
     def _refuse_retry(self, scope: Scope) -> None:
-        """SES has no idempotency token: a retry on the wire is a second mail, so such a client is set up wrongly."""
+        """SES has no idempotency token: a retry on the wire is a second mail, so such a client is refused."""
         for header, value in scope["headers"]:
             if header == b"amz-sdk-request" and any(int(number) > 1 for _, number in _attempts(value)):
                 self._traffic.retries_refused += 1

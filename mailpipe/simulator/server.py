@@ -53,7 +53,7 @@ def serve(options: Options) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which says where it listens once it does, and lets go of held requests when it stops."""
+    """uvicorn's server, which says where it listens, and lets go of held requests when it stops."""
 
     def __init__(
         self, config: uvicorn.Config, simulator: Simulator, url: str, ready_file: Path | None
