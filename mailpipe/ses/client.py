@@ -140,7 +140,7 @@ class Ses:
         self._thread.left = True
 
 
-class _Refused(ServiceError):
+class _Refused(ServiceError):  # noqa: N818 - what happened, not a fault
     """SES answered with an error; `code` is its name."""
 
     def __init__(self, text: str, code: str) -> None:

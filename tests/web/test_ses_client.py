@@ -10,6 +10,7 @@ import ssl
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import pytest
 
 from mailpipe.errors import ServiceError, TemplateError
 from mailpipe.ses.answer import Answer, Kind
-from mailpipe.ses.client import Account, Ses, connect
+from mailpipe.ses.client import Account, Ses, SlotMissed, connect
 from mailpipe.settings import Settings
 from mailpipe.template import Content
 
@@ -377,6 +378,31 @@ def test_credentials_that_are_configured_are_used_at_a_stand_in_too(
     server = serve(answering(200, ACCEPTED))
     assert kinds(client(server.url).send(REQUEST)) == [Kind.SENT] * 2
     assert "Credential=ownkey/" in server.requests[0].headers["authorization"]
+
+
+def test_a_request_waits_for_its_slot_and_the_wait_is_no_answering_time(serve: Callable[..., Server]) -> None:
+    arrived: list[float] = []
+
+    def note(connection: socket.socket, request: Request) -> None:
+        arrived.append(time.monotonic())
+        answering(200, ACCEPTED)(connection, request)
+
+    ses = client(serve(note).url)
+    slot = time.monotonic() + 0.6
+    answer = ses.send(REQUEST, at=slot, lateness=5)
+    assert kinds(answer) == [Kind.SENT] * 2
+    assert arrived[0] >= slot
+    assert answer.seconds < 0.5
+
+
+def test_a_slot_that_is_over_is_not_used(serve: Callable[..., Server]) -> None:
+    server = serve(answering(200, ACCEPTED))
+    ses = client(server.url)
+    with pytest.raises(SlotMissed):
+        ses.send(REQUEST, at=time.monotonic() - 1, lateness=0.02)
+    assert server.requests == []
+    assert kinds(ses.send(REQUEST)) == [Kind.SENT] * 2
+    assert len(server.requests) == 1
 
 
 @pytest.fixture(scope="session")
