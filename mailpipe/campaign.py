@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pydantic
 import yaml
-from psycopg.rows import class_row
+from psycopg.rows import kwargs_row
 from psycopg.types.json import Jsonb
 
 from mailpipe import address, segment, template
@@ -70,15 +70,14 @@ class Spec(pydantic.BaseModel):
         "marketing"
     )
     rate: Annotated[
-        float | None,
-        pydantic.Field(gt=0, le=100_000, description="Recipients per second; empty: the account's limit"),
+        Annotated[float, pydantic.Field(gt=0, le=100_000)] | None,
+        pydantic.Field(description="Recipients per second; empty: the account's limit"),
     ] = None
     finish_within: Annotated[
-        int | None,
+        Annotated[int, pydantic.Field(gt=0)] | None,
         pydantic.BeforeValidator(parse_duration),
         pydantic.Field(
-            gt=0,
-            description="Wanted length of the send, as 30m or in seconds; `plan` refuses what cannot be met",
+            description="Wanted length of the send, as 30m or in seconds; a plan that cannot meet it is refused"
         ),
     ] = None
     chunk_size: Annotated[
@@ -176,13 +175,9 @@ class Campaign:
     now: datetime
     """The database's clock when the row was read."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.spec, Spec):
-            object.__setattr__(self, "spec", Spec.model_validate(self.spec))
 
-    @property
-    def pace_sequence(self) -> str:
-        return f"mailpipe.pace_campaign_{self.campaign_id}"
+def _of_row(**row: Any) -> Campaign:
+    return Campaign(**{**row, "spec": Spec.model_validate(row["spec"])})
 
 
 def create(connection: Connection, settings: Settings, spec: Spec, *, author: str) -> Campaign:
@@ -220,7 +215,7 @@ def get(connection: Connection, key: str) -> Campaign:
     Raises:
         CampaignError: there is none.
     """
-    with connection.cursor(row_factory=class_row(Campaign)) as cursor:
+    with connection.cursor(row_factory=kwargs_row(_of_row)) as cursor:
         found = cursor.execute(QUERIES["get"], {"key": key}).fetchone()
     if found is None:
         raise CampaignError(f"no campaign {key!r}; `mailpipe campaign list` shows them")
@@ -229,7 +224,7 @@ def get(connection: Connection, key: str) -> Campaign:
 
 def get_all(connection: Connection) -> list[Campaign]:
     """All campaigns, the newest first."""
-    with connection.cursor(row_factory=class_row(Campaign)) as cursor:
+    with connection.cursor(row_factory=kwargs_row(_of_row)) as cursor:
         return cursor.execute(QUERIES["get_all"]).fetchall()
 
 

@@ -19,6 +19,7 @@ from sqlalchemy.engine import URL, make_url
 
 from mailpipe import embedded_postgres
 from mailpipe.db import Database, migrate
+from tests.support import World, make_world
 
 for name in [name for name in os.environ if name.startswith(("MAILPIPE_", "AWS_")) and "TEST" not in name]:
     if name != "MAILPIPE_PG_BIN":
@@ -74,3 +75,10 @@ def admin(url: URL) -> psycopg.Connection[tuple[object, ...]]:
     """A connection outside any transaction, for statements about databases."""
     text = url.set(drivername="postgresql", database="postgres").render_as_string(hide_password=False)
     return psycopg.connect(text, autocommit=True)
+
+
+@pytest.fixture
+def world(database: Database, tmp_path: Path) -> Iterator[World]:
+    """People, a stand-in and settings around a fresh database."""
+    with make_world(database, tmp_path) as made:
+        yield made

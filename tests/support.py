@@ -1,0 +1,161 @@
+"""A small world for tests that send: people, a stand-in that keeps a journal, and the promises counted afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mailpipe import campaign, ledger, report, snapshot
+from mailpipe.db import Database
+from mailpipe.send import Outcome, run
+from mailpipe.ses.client import Ses, connect
+from mailpipe.settings import Settings
+from mailpipe.simulator.child import StandIn
+
+SEGMENT = """\
+-- title: Everybody
+-- owner: team:growth
+-- description: All people of the tests.
+SELECT user_id, email, timezone, locale, first_name, city FROM users WHERE created_at <= :as_of ORDER BY user_id
+"""
+TEMPLATE = {
+    "template.yaml": "description: For tests\nvariables:\n  first_name: {sample: Ana, default: there}\n  city: {sample: Hanoi}\n",
+    "subject.txt": "Hello {{first_name}}\n",
+    "body.html": '<p>Hello {{first_name}} of {{city}}</p><a href="{{unsubscribe_url}}" ses:no-track>Unsubscribe</a>\n',
+    "body.txt": "Hello {{first_name}} of {{city}}\n{{unsubscribe_url}}\n",
+}
+USERS = """\
+CREATE TABLE IF NOT EXISTS users (
+    user_id bigint PRIMARY KEY, email text, timezone text, locale text, first_name text, city text,
+    is_active boolean NOT NULL DEFAULT true, marketing_opt_in boolean NOT NULL DEFAULT true,
+    created_at timestamptz NOT NULL DEFAULT '2020-01-01Z')"""
+
+
+@dataclass
+class World:
+    """Everything that a campaign needs, on throw-away parts."""
+
+    database: Database
+    settings: Settings
+    stand_in: StandIn
+    ses: Ses
+    _numbers: Iterator[int] = field(default_factory=lambda: iter(range(1, 1_000)))
+
+    def people(self, number: int, *, first: int = 1) -> None:
+        """Put `number` ordinary people with user ids from `first` on into `users`."""
+        with self.database.connection() as connection:
+            connection.execute(USERS)
+            connection.execute(
+                "INSERT INTO users SELECT i, 'person' || i || '@mail.example.com', 'Asia/Ho_Chi_Minh', 'vi-VN', 'Name' || i, 'Hanoi'"
+                " FROM generate_series(%s::int, %s::int) AS i",
+                (first, first + number - 1),
+            )
+
+    def execute(self, statement: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        with self.database.connection() as connection:
+            cursor = connection.execute(statement.encode(), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def create(self, **fields: Any) -> str:
+        """A draft campaign; answers its key."""
+        key = fields.pop("key", f"campaign-{next(self._numbers)}")
+        spec = campaign.parse(
+            {
+                "key": key,
+                "segment": "everybody",
+                "template": "hello",
+                "sender": "Shop <news@mail.example.com>",
+                **fields,
+            },
+            where="test",
+        )
+        with self.database.connection() as connection:
+            campaign.create(connection, self.settings, spec, author="ana")
+        return key
+
+    def approve(self, key: str) -> None:
+        with self.database.connection() as connection:
+            campaign.approve(connection, self.settings, self.ses, key, approver="ben")
+
+    def freeze(self, key: str) -> snapshot.Snapshot:
+        with self.database.connection() as connection:
+            return snapshot.take(connection, self.settings, key)
+
+    def ready(self, **fields: Any) -> str:
+        """An approved campaign with its snapshot; answers its key."""
+        key = self.create(**fields)
+        self.approve(key)
+        self.freeze(key)
+        return key
+
+    def send(self, key: str, slices: tuple[int, int] = (0, 99), **options: Any) -> Outcome:
+        return run(self.database, self.settings, self.ses, key, slices, **{"horizon": 0.0, **options})
+
+    def progress(self, key: str) -> report.Progress:
+        with self.database.connection() as connection:
+            return report.progress(connection, key)
+
+    def campaign(self, key: str) -> campaign.Campaign:
+        with self.database.connection() as connection:
+            return campaign.get(connection, key)
+
+    def states(self, key: str) -> dict[int, tuple[str, str | None]]:
+        """State and reason of everybody, by seq."""
+        rows = self.execute(
+            "SELECT d.seq, d.state, d.reason FROM mailpipe.delivery d JOIN mailpipe.campaign g USING (campaign_id) WHERE g.key = %(key)s",
+            {"key": key},
+        )
+        assert len({row[0] for row in rows}) == len(rows), "somebody has two states"
+        return {seq: (state, reason) for seq, state, reason in rows}
+
+    def journal(self, key: str) -> list[dict[str, Any]]:
+        return [line for line in self.stand_in.journal() if line["campaign"] == key]
+
+    def keep_promises(self, key: str) -> dict[str, int]:
+        """Check the invariants against the stand-in's journal; answers people by state.
+
+        At most one accepted message per person; everybody in exactly one state; every `sent` is in the journal; everybody in
+        the journal is `sent`, `unknown`, or failed after SES had accepted.
+        """
+        states = self.states(key)
+        accepted = Counter(int(line["seq"]) for line in self.journal(key))
+        assert not [seq for seq, times in accepted.items() if times > 1], "somebody was mailed twice"
+        sent = {seq for seq, (state, _) in states.items() if state == "sent"}
+        unsure = {
+            seq
+            for seq, (state, reason) in states.items()
+            if state in ("unknown", "sending") or (state, reason) == ("failed", "rendering_failure")
+        }
+        assert sent <= accepted.keys(), "somebody is called sent whom the provider never accepted"
+        assert accepted.keys() <= sent | unsure, "the provider accepted somebody whom the ledger does not call sent"
+        with self.database.connection() as connection:
+            counts = ledger.counts(connection, campaign.get(connection, key).campaign_id)
+        by_state = Counter(state for state, _ in states.values())
+        for state in ("pending", "sending", "sent", "failed", "skipped", "unknown"):
+            assert getattr(counts, state) == by_state.get(state, 0), f"the counter of {state} disagrees with the people"
+        assert sum(by_state.values()) == counts.total == len(states)
+        return dict(by_state)
+
+
+@contextmanager
+def make_world(database: Database, folder: Path, **options: Any) -> Iterator[World]:
+    """A world around a fresh database; `options` are those of the stand-in."""
+    segments = folder / "home" / "assets" / "segments"
+    segments.mkdir(parents=True)
+    (segments / "everybody.sql").write_text(SEGMENT)
+    hello = folder / "home" / "assets" / "templates" / "hello"
+    hello.mkdir(parents=True)
+    for name, text in TEMPLATE.items():
+        (hello / name).write_text(text)
+    settings = Settings(home=folder / "home", var=folder / "var", allow_unsafe_durability=True, threads=4)
+    with database.connection() as connection:
+        connection.execute(USERS)
+    with StandIn(folder / "stand-in", **options) as stand_in:
+        settings = replace(settings, ses_endpoint=stand_in.url)
+        ses = connect(settings, endpoint=stand_in.url, connections=8)
+        yield World(database, settings, stand_in, ses)
+        ses.close()
