@@ -28,7 +28,7 @@ from mailpipe.ledger import Lease, Opened, Unfit
 from mailpipe.links import Signer
 from mailpipe.message import Recipient
 from mailpipe.ses import request
-from mailpipe.ses.answer import Answer, Kind
+from mailpipe.ses.answer import SPLIT_REASONS, Answer, Kind
 from mailpipe.ses.client import Ses, SlotMissed
 from mailpipe.template import Template
 
@@ -40,6 +40,23 @@ RETRY_DELAY = 15.0
 _OPEN_AHEAD = 0.2
 """Slots nearer than this are opened together with the record of the call before: one flush to disk instead of two."""
 _RECONNECT = 0.5
+HOPELESS_CALLS = 5
+"""So many calls in a row without a usable answer, or refused as a whole down to single people, stop the campaign: the fault
+is not theirs, and each further call would only add to the `unknown` or the `failed`."""
+
+
+class Streak:
+    """Counts what happens in a row, over all threads of a run."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._length = 0
+
+    def add(self, *, hit: bool) -> int:
+        """Note one more; answers how many have hit in a row by now."""
+        with self._lock:
+            self._length = self._length + 1 if hit else 0
+            return self._length
 
 
 @dataclass(frozen=True)
@@ -56,6 +73,8 @@ class Job:
     consent: str
     lease: float
     stop: threading.Event
+    unanswered: Streak = field(default_factory=Streak)
+    refused: Streak = field(default_factory=Streak)
 
     @property
     def open_statement(self) -> bytes:
@@ -235,7 +254,7 @@ class Worker:
         self, answer: Answer, chosen: Sequence[_Entry], todo: deque[list[_Entry]], tries: dict[int, int]
     ) -> float:
         """Who is tried again, and when: at once, in halves, or (the seconds answered) with the chunk's next lease."""
-        self.tally.halt = answer.halt or self.tally.halt
+        self.tally.halt = answer.halt or self.tally.halt or self._hopeless(answer)
         if answer.blocked is not None:
             reason = answer.blocked
             self._safely(lambda connection: self.job.pace.block(connection, reason))
@@ -255,6 +274,16 @@ class Worker:
                 tries[seq] = tries.get(seq, 0) + 1
                 delay = max(delay, RETRY_DELAY * 2 ** (tries[seq] - 1))
         return delay
+
+    def _hopeless(self, answer: Answer) -> str | None:
+        unanswered = all(result.kind is Kind.UNKNOWN for result in answer.results)
+        if self.job.unanswered.add(hit=unanswered) >= HOPELESS_CALLS:
+            return f"{HOPELESS_CALLS} calls in a row got no usable answer; look at SES and its endpoint before resuming"
+        if not answer.split:
+            refused = len(answer.results) == 1 and answer.results[0].reason in SPLIT_REASONS
+            if self.job.refused.add(hit=refused) >= HOPELESS_CALLS:
+                return f"SES refuses every request as a whole ({answer.results[0].reason}: {answer.results[0].detail})"
+        return None
 
     def _record(self, held: Lease, answered: _Answered) -> bool:
         """Write an answer, again and again until the database has it: writing it twice changes nothing."""

@@ -107,6 +107,8 @@ _HALTING_CODES = {
     "RequestTimeTooSkewed": "SES found the request too old or too new; the clock of this machine is wrong",
 }
 _SPLIT_CODES = {"BadRequestException": "bad_request", "MessageRejected": "message_rejected"}
+SPLIT_REASONS = frozenset(_SPLIT_CODES.values())
+"""Why SES refuses a call as a whole, perhaps for one of its entries."""
 
 _NEVER_CONNECTED = (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)
 # Credentials that come over the network (STS, instance metadata) can be missing for a moment.
