@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg
 
+from mailpipe import segment_purity
 from mailpipe.errors import SegmentError
 from mailpipe.segment_file import AS_OF, EXPECTED, Parameter, ParameterType, Segment, load, tokens, typed
 
@@ -160,6 +161,7 @@ def check(
         )
     columns = [Column(name, types[code]) for name, code in described]
     _hold_contract(segment, columns)
+    segment_purity.check(connection, segment, statement(segment))
     return columns
 
 
