@@ -110,9 +110,7 @@ class Administration:
         return {}
 
     def list_configuration_sets(self, call: Call) -> JsonObject:
-        query = {
-            name: [str(call.request[name])] for name in ("NextToken", "PageSize") if call.request.get(name)
-        }
+        query = {name: [str(call.request[name])] for name in ("NextToken", "PageSize") if call.request.get(name)}
         page, rest = _page(self._sets.listed(), query, default_size=1000)
         return {"ConfigurationSets": page} | rest
 
@@ -145,15 +143,12 @@ class Administration:
         start, end = _instant(call.query, "StartDate", -math.inf), _instant(call.query, "EndDate", math.inf)
         page, rest = _page(self._suppression.listed(reasons, start, end), call.query, default_size=1000)
         summaries = [
-            {"EmailAddress": entry.address, "Reason": entry.reason, "LastUpdateTime": entry.updated}
-            for entry in page
+            {"EmailAddress": entry.address, "Reason": entry.reason, "LastUpdateTime": entry.updated} for entry in page
         ]
         return {"SuppressedDestinationSummaries": summaries} | rest
 
 
-def _page(
-    items: list[_Item], query: dict[str, list[str]], default_size: int
-) -> tuple[list[_Item], JsonObject]:
+def _page(items: list[_Item], query: dict[str, list[str]], default_size: int) -> tuple[list[_Item], JsonObject]:
     """One page, and NextToken (the offset, made opaque) if there is another. Raises ApiError for a foreign
     token."""
     try:

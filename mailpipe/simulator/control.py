@@ -107,18 +107,24 @@ class Control:
         for name, value in body.items():
             if name not in known:
                 raise bad_request(f"There is no setting {name}; there are {', '.join(known)}.")
-            if isinstance(value, bool) != isinstance(known[name], bool) or isinstance(
-                value, str
-            ) != isinstance(known[name], str):
-                raise bad_request(f"Setting {name} has the wrong type.")
-            if not isinstance(value, bool | str | int | float):
-                raise bad_request(f"Setting {name} has the wrong type.")
+            if _kind(value) != _kind(known[name]):
+                raise bad_request(f"Setting {name} must be a {_kind(known[name])}.")
         if body.get("rate", 1) < 1:
-            raise bad_request("rate must be at least 1 recipient per second.")
+            raise bad_request("Setting rate must be at least 1 recipient per second.")
         if body.get("throttle_style", "call") not in ("call", "entries"):
-            raise bad_request("throttle_style must be call or entries.")
+            raise bad_request("Setting throttle_style must be call or entries.")
+        if any(body.get(name, 0) < 0 for name in ("rate_tolerance", "latency_ms", "jitter_ms")):
+            raise bad_request("Settings rate_tolerance, latency_ms and jitter_ms must not be negative.")
         for name, value in body.items():
             setattr(self._traffic if name in ("latency_ms", "jitter_ms") else self._account, name, value)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "truth value"
+    if isinstance(value, int | float):
+        return "number"
+    return "string" if isinstance(value, str) else "nothing known"
 
 
 def _described(message: Message) -> JsonObject:

@@ -91,9 +91,7 @@ class Events:
             for number, (recipient, fate) in enumerate(zip(message.recipients, message.fates, strict=True)):
                 feedback_id = f"{message.message_id[:-6]}{number + 1:06d}"
                 later.extend(
-                    _outcome(
-                        fate, mail, quote(recipient), at=delivered, took_ms=took_ms, feedback_id=feedback_id
-                    )
+                    _outcome(fate, mail, quote(recipient), at=delivered, took_ms=took_ms, feedback_id=feedback_id)
                 )
         if self._delay:
             self._file.append("".join(now).encode())

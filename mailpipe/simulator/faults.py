@@ -149,9 +149,7 @@ class Plan(NamedTuple):
         means all."""
         statuses: dict[int, str] = {}
         for rule in self.entries:
-            status = {"throttle_entries": "ACCOUNT_THROTTLED", "transient_entries": "TRANSIENT_FAILURE"}.get(
-                rule.kind
-            )
+            status = {"throttle_entries": "ACCOUNT_THROTTLED", "transient_entries": "TRANSIENT_FAILURE"}.get(rule.kind)
             if rule.kind == "entry_status":
                 status = str(rule.given["status"])
             if status:

@@ -203,9 +203,7 @@ class Simulator:
 
 
 def _given_error(rule: Rule) -> ApiError:
-    return ApiError(
-        rule.get("type", ""), rule.get("message", "An injected fault."), int(rule.given["status"])
-    )
+    return ApiError(rule.get("type", ""), rule.get("message", "An injected fault."), int(rule.given["status"]))
 
 
 def _json(text: bytes, what: str) -> object:

@@ -52,9 +52,7 @@ class Journal:
             f'"configuration_set":{quote(envelope.configuration_set)},"from":{quote(envelope.sender)}'
         )
         line = self._rendered_line if self._render else _line
-        self._file.append(
-            "".join([line(message, f"{envelope.at:.6f}", tail) for message in messages]).encode()
-        )
+        self._file.append("".join([line(message, f"{envelope.at:.6f}", tail) for message in messages]).encode())
 
     def _rendered_line(self, message: Message, at: str, tail: str) -> str:
         parts = message.rendered()

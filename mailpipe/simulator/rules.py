@@ -97,9 +97,7 @@ def header_list(value: object, where: str) -> list[tuple[str, str]]:
     for header in value:
         name, text = _name_and_value(header, where)
         if not _header_name(name):
-            raise bad_request(
-                f"A header name in {where} must be 1 to 126 printable ASCII characters without a colon."
-            )
+            raise bad_request(f"A header name in {where} must be 1 to 126 printable ASCII characters without a colon.")
         if not _header_value(text):
             raise bad_request(f"A header value in {where} must be 1 to 995 printable ASCII characters.")
         if len(name) + len(text) > 996:

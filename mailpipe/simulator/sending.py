@@ -144,13 +144,9 @@ class Sender:
         now = time.monotonic()
         budget = account.budget(now, plan.daily_quota_at)
         if account.throttle_style == "call":
-            wanted = [
-                entry for n, entry in enumerate(entries) if isinstance(entry, _Entry) and n not in refusals
-            ]
+            wanted = [entry for n, entry in enumerate(entries) if isinstance(entry, _Entry) and n not in refusals]
             recipients = sum(len(entry.recipients) for entry in wanted)
-            status = account.budget(now, plan.daily_quota_at).take(
-                recipients, sum(entry.of_day for entry in wanted)
-            )
+            status = account.budget(now, plan.daily_quota_at).take(recipients, sum(entry.of_day for entry in wanted))
             if status:
                 account.throttled_recipients += recipients
                 raise whole_call_error(status)
@@ -194,9 +190,7 @@ class Sender:
     def send_email(self, request: JsonObject, plan: Plan) -> Answer:
         self._account.check_switches()
         content = request.get("Content")
-        given = [
-            name for name in ("Simple", "Raw", "Template") if isinstance(content, dict) and content.get(name)
-        ]
+        given = [name for name in ("Simple", "Raw", "Template") if isinstance(content, dict) and content.get(name)]
         if not isinstance(content, dict) or len(given) != 1 or not isinstance(content[given[0]], dict):
             raise bad_request("Content must have exactly one of Simple, Raw and Template.")
         set_name, set_found = self._configuration_set(request)
@@ -258,9 +252,7 @@ class Sender:
         if not self._sets.known(name):
             return name, False
         if not self._sets.enabled(name):
-            raise ApiError(
-                "SendingPausedException", f"Email sending is disabled for the configuration set {name}."
-            )
+            raise ApiError("SendingPausedException", f"Email sending is disabled for the configuration set {name}.")
         return name, True
 
     def _template(self, content: JsonObject) -> Template | None:
@@ -269,9 +261,7 @@ class Sender:
             return Template("", content["TemplateContent"], time.time())
         name = content.get("TemplateName") or str(content.get("TemplateArn") or "").rpartition("/")[2]
         if not isinstance(name, str) or not name:
-            raise bad_request(
-                "The template is named neither by TemplateName nor by TemplateArn, and is not inline."
-            )
+            raise bad_request("The template is named neither by TemplateName nor by TemplateArn, and is not inline.")
         return self._templates.find(name)
 
 
@@ -287,9 +277,7 @@ def _call_defaults(tags: object, where: str, data: object) -> tuple[dict[str, st
         raise bad_request(f"{error}.") from None
 
 
-def _bulk_entry(
-    raw: object, default_tags: dict[str, str], default_headers: list[tuple[str, str]]
-) -> _Entry | str:
+def _bulk_entry(raw: object, default_tags: dict[str, str], default_headers: list[tuple[str, str]]) -> _Entry | str:
     """The entry, or the reason why it is invalid. Raises ApiError for what refuses the whole call."""
     if not isinstance(raw, dict) or not isinstance(raw.get("Destination"), dict):
         raise bad_request("Every member of BulkEmailEntries must have a Destination.")
@@ -307,9 +295,7 @@ def _bulk_entry(
         data = template_data(replacement.get("ReplacementTemplateData"), "ReplacementTemplateData")
     except InvalidFieldError as error:
         return f"{error}."
-    return _Entry(
-        recipients, _of_day(recipients), default_tags | tags if default_tags else tags, headers, data
-    )
+    return _Entry(recipients, _of_day(recipients), default_tags | tags if default_tags else tags, headers, data)
 
 
 def _recipients(destination: JsonObject) -> list[str]:

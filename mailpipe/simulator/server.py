@@ -25,9 +25,11 @@ def serve(options: Options) -> None:
     Raises OSError if the port is taken or a file cannot be opened, ApiError if the faults file is not a list
     of rules.
     """
-    listener = socket.create_server((options.host, options.port), backlog=2048)
+    version_6 = ":" in options.host
+    family = socket.AF_INET6 if version_6 else socket.AF_INET
+    listener = socket.create_server((options.host, options.port), family=family, backlog=2048)
     simulator = Simulator(options)
-    host = f"[{options.host}]" if ":" in options.host else options.host
+    host = f"[{options.host}]" if version_6 else options.host
     config = uvicorn.Config(
         simulator,
         http=Protocol,
@@ -55,9 +57,7 @@ def serve(options: Options) -> None:
 class _Server(uvicorn.Server):
     """uvicorn's server, which says where it listens, and lets go of held requests when it stops."""
 
-    def __init__(
-        self, config: uvicorn.Config, simulator: Simulator, url: str, ready_file: Path | None
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, simulator: Simulator, url: str, ready_file: Path | None) -> None:
         super().__init__(config)
         self._simulator = simulator
         self._url = url

@@ -51,9 +51,7 @@ class SuppressionList:
         if change["reason"] is None:
             self._listed.pop(change["suppressed"], None)
         else:
-            self._listed[change["suppressed"]] = Suppressed(
-                change["suppressed"], change["reason"], change["updated"]
-            )
+            self._listed[change["suppressed"]] = Suppressed(change["suppressed"], change["reason"], change["updated"])
 
     def listed(self, reasons: list[str], start: float, end: float) -> list[Suppressed]:
         """Entries with one of `reasons` (all if empty), changed within [start, end] epoch seconds, oldest

@@ -139,9 +139,7 @@ class Templates:
         if change["content"] is None:
             self._stored.pop(change["template"], None)
         else:
-            self._stored[change["template"]] = Template(
-                change["template"], change["content"], change["created"]
-            )
+            self._stored[change["template"]] = Template(change["template"], change["content"], change["created"])
 
     def listed(self) -> list[Template]:
         return sorted(self._stored.values(), key=lambda template: template.name)
