@@ -112,7 +112,7 @@ class Spec(pydantic.BaseModel):
     @classmethod
     def _usable_address(cls, value: str | None) -> str | None:
         if value is not None:
-            name, plain = parseaddr(value)
+            plain = parseaddr(value)[1]
             if not value.isascii() or any(ord(character) < 32 for character in value):
                 raise ValueError("only printable ASCII is allowed here; write the name without accents")
             try:

@@ -44,7 +44,7 @@ _public_url = re.compile(r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9
 _token = re.compile(r"(1\.([a-z0-9]{1,8})\.([A-Za-z0-9_-]+))\.([A-Za-z0-9_-]{22})").fullmatch
 
 
-class BadToken(Exception):  # noqa: N818 - what happened, not a fault
+class BadToken(Exception):
     """The token was not made by one of our keys, or was changed. On purpose the text does not say which."""
 
 

@@ -34,7 +34,7 @@ class Recipient:
     tries: int = 0
 
 
-class Unfit(Exception):  # noqa: N818 - what happened, not a fault
+class Unfit(Exception):
     """This person cannot get this mail. `reason` is unusable_address, missing_variable or too_large; `detail`
     names what (a variable, a part), and never holds a value.
     """

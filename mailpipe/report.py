@@ -247,8 +247,8 @@ def _message_id(row: dict[str, Any]) -> str | None:
     if codes is not None and codes[rank] != "s":
         return None
     accepted_before = rank if codes is None else codes[:rank].count("s")
-    ids = ledger.unpack_message_ids(row["message_ids"], row["message_ids_text"])
-    return ids[accepted_before]
+    ids: list[str] = ledger.unpack_message_ids(row["message_ids"], row["message_ids_text"])
+    return ids[int(accepted_before)]
 
 
 def snapshot_summary(connection: Connection, key: str) -> snapshot.Snapshot:

@@ -274,7 +274,8 @@ def tokens(sql: str) -> Iterator[tuple[str, str, int]]:
     offset = 0
     while offset < len(sql):
         match = _TOKEN.match(sql, offset)
-        assert match is not None and match.lastgroup is not None
+        assert match is not None
+        assert match.lastgroup is not None
         kind, text = match.lastgroup, match[0]
         if kind == "tag":
             kind = "string"

@@ -70,8 +70,8 @@ def run(
     slices: tuple[int, int] = (0, 99),
     *,
     actor: str = "mailpipe",
-    on_slice: Callable[[SliceCounts], None] = lambda counts: None,
-    on_tick: Callable[[Connection], None] = lambda connection: None,
+    on_slice: Callable[[SliceCounts], None] | None = None,
+    on_tick: Callable[[Connection], None] | None = None,
     stop: threading.Event | None = None,
     horizon: float = HORIZON,
 ) -> Outcome:
@@ -121,7 +121,8 @@ def run(
             with database.connection() as connection:
                 crew.look(connection, config)
                 reporter.report(connection)
-                on_tick(connection)
+                if on_tick is not None:
+                    on_tick(connection)
     finally:
         stop.set()
         crew.join()
@@ -131,7 +132,8 @@ def run(
             campaign.halt(connection, key, reason=crew.halt)
         campaign.finish(connection, found.campaign_id)
         reporter.report(connection)
-        on_tick(connection)
+        if on_tick is not None:
+            on_tick(connection)
         end, text = _ending(connection, key, slices, interrupted=crew.interrupted)
     return Outcome(end, text, crew.calls, crew.accepted, time.monotonic() - started)
 
@@ -149,7 +151,7 @@ def read_account(connection: Connection, config: Settings, ses: Ses) -> None:
 class _Slices:
     """Tells of each slice once, when it is complete."""
 
-    def __init__(self, campaign_id: int, slices: tuple[int, int], tell: Callable[[SliceCounts], None]) -> None:
+    def __init__(self, campaign_id: int, slices: tuple[int, int], tell: Callable[[SliceCounts], None] | None) -> None:
         self._campaign_id = campaign_id
         self._range = slices
         self._tell = tell
@@ -163,7 +165,8 @@ class _Slices:
         for number, counts in ledger.slices(connection, self._campaign_id, self._range).items():
             if counts.complete and number not in self._told:
                 self._told.add(number)
-                self._tell(counts)
+                if self._tell is not None:
+                    self._tell(counts)
 
     def _has_snapshot(self, connection: Connection) -> bool:
         row = connection.execute(campaign.QUERIES["has_snapshot"], {"campaign_id": self._campaign_id}).fetchone()

@@ -39,7 +39,7 @@ _unfit_for_subject = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 _needs_escape = re.compile("[&<>\"']").search
 
 
-class MissingVariable(Exception):  # noqa: N818 - what happened, not a fault
+class MissingVariable(Exception):
     """A person has no value for a variable that has no default. `name` is the variable's."""
 
     def __init__(self, name: str) -> None:

@@ -140,7 +140,7 @@ class Worker:
             if not opened.seqs:
                 continue
             chosen = [one for one in batch if one.person.seq in set(opened.seqs)]
-            answer = self._call(held, chosen, slot)
+            answer = self._call(chosen, slot)
             if answer is None:
                 self._retract(held, opened)
                 todo.appendleft(chosen)
@@ -228,7 +228,7 @@ class Worker:
         self._open_seconds += (min(time.monotonic() - start, 0.1) - self._open_seconds) / 8
         return opened
 
-    def _call(self, held: Lease, chosen: Sequence[_Entry], slot: pace.Slot) -> Answer | None:
+    def _call(self, chosen: Sequence[_Entry], slot: pace.Slot) -> Answer | None:
         """Make the call within its slot; None: the slot was missed, or the request was never made."""
         spec = self.job.campaign.spec
         made = request.bulk_request(

@@ -23,7 +23,8 @@ SEGMENT = """\
 SELECT user_id, email, timezone, locale, first_name, city FROM users WHERE created_at <= :as_of ORDER BY user_id
 """
 TEMPLATE = {
-    "template.yaml": "description: For tests\nvariables:\n  first_name: {sample: Ana, default: there}\n  city: {sample: Hanoi}\n",
+    "template.yaml": "description: For tests\n"
+    "variables:\n  first_name: {sample: Ana, default: there}\n  city: {sample: Hanoi}\n",
     "subject.txt": "Hello {{first_name}}\n",
     "body.html": '<p>Hello {{first_name}} of {{city}}</p><a href="{{unsubscribe_url}}" ses:no-track>Unsubscribe</a>\n',
     "body.txt": "Hello {{first_name}} of {{city}}\n{{unsubscribe_url}}\n",

@@ -38,7 +38,7 @@ class Account:
     production: bool
 
 
-class SlotMissed(Exception):  # noqa: N818 - what happened, not a fault
+class SlotMissed(Exception):
     """The request was ready too late for its slot, and was not made."""
 
 
@@ -140,7 +140,7 @@ class Ses:
         self._thread.left = True
 
 
-class _Refused(ServiceError):  # noqa: N818 - what happened, not a fault
+class _Refused(ServiceError):
     """SES answered with an error; `code` is its name."""
 
     def __init__(self, text: str, code: str) -> None:

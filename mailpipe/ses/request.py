@@ -96,7 +96,7 @@ def check_bulk(request: dict[str, Any], *, max_entries: int = MAX_ENTRIES) -> No
             raise RequestError(str(refused), index) from None
 
 
-class _Refused(Exception):  # noqa: N818 - what happened, not a fault
+class _Refused(Exception):
     """Field and rule, for the caller to add the index."""
 
 
