@@ -14,7 +14,9 @@ from pathlib import Path
 
 from mailpipe.errors import SettingsError
 
-DEFAULT_CONSENT = "EXISTS (SELECT FROM users u WHERE u.user_id = CAST(person.user_id AS bigint) AND u.marketing_opt_in AND u.is_active)"
+DEFAULT_CONSENT = """\
+EXISTS (SELECT FROM users u
+        WHERE u.user_id = CAST(person.user_id AS bigint) AND u.marketing_opt_in AND u.is_active)"""
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ class World:
         with self.database.connection() as connection:
             connection.execute(USERS)
             connection.execute(
-                "INSERT INTO users SELECT i, 'person' || i || '@mail.example.com', 'Asia/Ho_Chi_Minh', 'vi-VN', 'Name' || i, 'Hanoi'"
-                " FROM generate_series(%s::int, %s::int) AS i",
+                "INSERT INTO users SELECT i, 'person' || i || '@mail.example.com', 'Asia/Ho_Chi_Minh', 'vi-VN', 'Name' || i,"
+                " 'Hanoi' FROM generate_series(%s::int, %s::int) AS i",
                 (first, first + number - 1),
             )
 
@@ -107,7 +107,8 @@ class World:
     def states(self, key: str) -> dict[int, tuple[str, str | None]]:
         """State and reason of everybody, by seq."""
         rows = self.execute(
-            "SELECT d.seq, d.state, d.reason FROM mailpipe.delivery d JOIN mailpipe.campaign g USING (campaign_id) WHERE g.key = %(key)s",
+            "SELECT d.seq, d.state, d.reason FROM mailpipe.delivery d JOIN mailpipe.campaign g USING (campaign_id)"
+            " WHERE g.key = %(key)s",
             {"key": key},
         )
         assert len({row[0] for row in rows}) == len(rows), "somebody has two states"
