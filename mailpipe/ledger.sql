@@ -20,7 +20,7 @@ RETURNING c.campaign_id, c.chunk_no, c.slice, c.first_seq, c.size, c.attempt, c.
 SELECT r.seq, r.user_id, r.email, r.timezone, r.locale, r.variables, coalesce(o.tries, 0) AS tries,
        (SELECT s.variables FROM mailpipe.snapshot s WHERE s.campaign_id = :campaign_id) AS names
 FROM mailpipe.recipient r LEFT JOIN mailpipe.outcome o ON o.campaign_id = r.campaign_id AND o.seq = r.seq
-WHERE r.campaign_id = :campaign_id AND r.seq BETWEEN :first_seq AND :first_seq + :size - 1
+WHERE r.campaign_id = :campaign_id AND r.seq BETWEEN :first_seq AND CAST(:first_seq AS integer) + :size - 1
   AND get_bit(CAST(:finished AS bit varying), r.seq - :first_seq) = 0
 ORDER BY r.seq;
 
