@@ -125,5 +125,25 @@ def of(connection: Connection, key: str) -> Plan:
     )
 
 
+def check(connection: Connection, key: str, *, accept: bool) -> Plan | None:
+    """The plan of a campaign before it is approved or started: one that cannot be met is refused unless somebody accepts it.
+
+    None while the campaign has no snapshot, and once it has been started: then nothing is decided by it any more.
+
+    Raises:
+        CampaignError: what cannot be met, one problem a line.
+    """
+    found = campaign.get(connection, key)
+    if found.state not in ("draft", "approved") or snapshot.get(connection, found.campaign_id) is None:
+        return None
+    made = of(connection, key)
+    if made.problems and not accept:
+        raise CampaignError(
+            "\n".join([f"campaign {key!r} cannot be sent as wanted:", *made.problems])
+            + "\nchange rate, finish_within or audience, or accept the plan as it is (--accept-plan)"
+        )
+    return made
+
+
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds >= 90 else f"{seconds:.0f} s"
