@@ -1,5 +1,5 @@
-"""Child processes: starting them so that they can be ended, ending them with all that they started, and the environment
-in which Dagster's programs find this checkout.
+"""Child processes: starting them so that they can be ended, ending them with all that they started, being told to end
+oneself, and the environment in which Dagster's programs find this checkout.
 
 Which children there are is said by who starts them (`dev`, the demo); the embedded PostgreSQL keeps its own process.
 """
@@ -10,9 +10,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,14 +24,14 @@ from mailpipe.db import migrate
 from mailpipe.settings import Settings
 
 _POLL = 0.05
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Runs in the child before its program. A shell's background job ignores SIGINT, its children inherit that, and Dagster
 # then ignores SIGTERM too. On Linux the child is also told when its starter dies (PR_SET_PDEATHSIG).
 _PRELUDE = f"""
 import os, signal, sys
 parent, program = int(sys.argv[1]), sys.argv[2:]
-for number in {tuple(int(number) for number in _SIGNALS)}:
+for number in {tuple(int(number) for number in _ENDINGS)}:
     signal.signal(number, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 if parent and sys.platform == "linux":
@@ -103,6 +104,18 @@ def last_lines(log: Path, number: int = 15) -> list[str]:
         return log.read_text(errors="replace").splitlines()[-number:]
     except FileNotFoundError:
         return []
+
+
+@contextmanager
+def told_to_stop() -> Iterator[threading.Event]:
+    """An event that Ctrl-C, SIGTERM and a closed terminal set, also where a shell had them ignored. For the main thread."""
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in _ENDINGS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import click
 
 from mailpipe import campaign, plan, report, send
+from mailpipe.children import told_to_stop
 from mailpipe.cli import session
 from mailpipe.cli.campaign_look import described
 from mailpipe.cli.failure import Trouble
@@ -66,21 +62,3 @@ def start(name: str, no_send: bool, accept_plan: bool, person: str, as_json: boo
         raise click.exceptions.Exit(STOPPED)
     if outcome.end is End.NOT_SENDING:
         raise Trouble(outcome.text)
-
-
-@contextmanager
-def told_to_stop() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once."""
-    stop = threading.Event()
-
-    def handle(number: int, _frame: object) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,0 +1,28 @@
+"""`mailpipe dev`: the Dagster UI on this machine."""
+
+from __future__ import annotations
+
+import click
+
+from mailpipe import dev
+from mailpipe.children import told_to_stop
+from mailpipe.cli import session
+
+
+@click.command(epilog="Example: mailpipe dev --port 3000")
+@click.option("--port", type=click.IntRange(1, 65535), default=3000, show_default=True, help="Port of the Dagster UI.")
+def command(port: int) -> None:
+    """Open the data of this checkout in the Dagster UI, with a local SES stand-in to send to.
+
+    Runs until Ctrl-C or SIGTERM, and leaves no process behind. The data stays in var/. If there are no people yet, a small
+    invented audience is made.
+    """
+    with told_to_stop() as stop:
+        dev.run(session.load(), port=port, stop=stop, say=click.echo, ready=_tell)
+    click.echo("stopped")
+
+
+def _tell(addresses: dev.Addresses) -> None:
+    click.echo(f"Dagster UI:    {addresses.ui}")
+    click.echo(f"SES stand-in:  {addresses.stand_in or 'none, mail goes to AWS'}")
+    click.echo("Ctrl-C stops everything")

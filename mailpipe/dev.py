@@ -1,0 +1,212 @@
+"""Everything on one machine for one person: the Dagster UI over the embedded database, with a stand-in to send to.
+
+Holds the processes and ends them together. Production runs the same three Dagster programs under its own supervisor.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mailpipe import children, db, embedded_postgres, stand_in
+from mailpipe.db import migrate
+from mailpipe.demo import audience
+from mailpipe.errors import ServiceError, SettingsError
+from mailpipe.settings import Settings
+
+PEOPLE = 2_000
+"""Size of the audience that is made when there is none."""
+_START_SECONDS = 120.0
+_POLL = 0.2
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where things answer. `stand_in` is None when mail goes elsewhere."""
+
+    ui: str
+    stand_in: str | None
+
+
+def require_dagster(settings: Settings) -> None:
+    """Raises SettingsError where Dagster cannot be started: not installed, or no checkout around."""
+    if find_spec("dagster") is None or find_spec("dagster_webserver") is None:
+        raise SettingsError("Dagster is not installed here; install mailpipe with its extra: mailpipe[dagster]")
+    if not (settings.home / "workspace.yaml").is_file():
+        raise SettingsError(
+            f"{settings.home}: no workspace.yaml. Run this inside a checkout of mailpipe, or set MAILPIPE_HOME to one"
+        )
+
+
+def run(
+    settings: Settings,
+    *,
+    port: int,
+    stop: threading.Event,
+    say: Callable[[str], None],
+    ready: Callable[[Addresses], None],
+) -> None:
+    """Start everything, tell that it is `ready`, and end everything once `stop` is set.
+
+    Raises:
+        SettingsError: the port is taken, or Dagster is not there.
+        ServiceError: a program does not start, or ends by itself; the text ends with its last lines.
+    """
+    require_dagster(settings)
+    _require_free(port)
+    logs = settings.var / "dagster" / "logs"
+    try:
+        say("starting the database and the SES stand-in")
+        _prepare(settings)
+        local = stand_in.ensure_running(settings).url if stand_in.is_wanted(settings) else settings.ses_endpoint
+        env = children.dagster_environment(settings)
+        with children.Group() as group:
+
+            def start(name: str, *command: str) -> None:
+                group.start(
+                    name, [sys.executable, "-m", *command], log=logs / f"{name}.log", cwd=settings.home, env=env
+                )
+
+            say(f"starting Dagster; its output goes to {logs}")
+            workspace, code_server = _one_code_server(settings)
+            start("code-server", *code_server)
+            if _wait(group, stop, lambda: _listens(int(code_server[-1]))):
+                start("daemon", "dagster._daemon", "run", "-w", str(workspace))
+                start("webserver", "dagster_webserver", "-h", "127.0.0.1", "-p", str(port), "-w", str(workspace))
+            url = f"http://127.0.0.1:{port}"
+            if _wait(group, stop, lambda: _answers(f"{url}/server_info")):
+                ready(Addresses(url, local))
+            while not stop.wait(_POLL):
+                _check(group)
+            say("stopping")
+    finally:
+        _end(settings, say)
+
+
+def _prepare(settings: Settings) -> None:
+    url = db.url(settings)
+    if settings.database_url is not None:
+        if not migrate.is_current(url):
+            raise SettingsError("the database does not have the schema of this version; run `mailpipe db upgrade`")
+        return
+    migrate.upgrade(url)
+    database = db.connect(settings, pool_size=1)
+    try:
+        with database.connection() as connection:
+            row = connection.execute("SELECT to_regclass('public.users') IS NULL").fetchone()
+            if row is not None and row[0]:
+                audience.build(connection, PEOPLE)
+    finally:
+        database.close()
+
+
+def _one_code_server(settings: Settings) -> tuple[Path, tuple[str, ...]]:
+    """A workspace for the webserver and the daemon, and the command of the code server that it names.
+
+    Without it each of them imports the definitions in a process of its own, and the daemon again every minute.
+    """
+    given = yaml.safe_load((settings.home / "workspace.yaml").read_text())
+    source: dict[str, Any] = given["load_from"][0]["python_file"]
+    file = (settings.home / source["relative_path"]).resolve()
+    # The same name as without this server: Dagster keeps the state of sensors and schedules by it.
+    name = source.get("location_name") or file.name
+    port = _any_port()
+    workspace = settings.var / "dagster" / "workspace.yaml"
+    workspace.parent.mkdir(parents=True, exist_ok=True)
+    server = {"host": "localhost", "port": port, "location_name": name}
+    workspace.write_text(yaml.safe_dump({"load_from": [{"grpc_server": server}]}))
+    command = ("dagster", "code-server", "start", "--python-file", str(file), "--working-directory", str(settings.home))
+    options = ("--location-name", name, "--use-python-environment-entry-point", "--inject-env-vars-from-instance")
+    return workspace, (*command, *options, "--host", "localhost", "--port", str(port))
+
+
+def _wait(group: children.Group, stop: threading.Event, ready: Callable[[], bool]) -> bool:
+    """Wait until something is there; False when told to stop first. Raises ServiceError when a child has ended."""
+    deadline = time.monotonic() + _START_SECONDS
+    while not stop.is_set():
+        _check(group)
+        if ready():
+            return True
+        if time.monotonic() > deadline:
+            raise ServiceError(f"Dagster did not start within {_START_SECONDS:g} s; see its output")
+        stop.wait(_POLL)
+    return False
+
+
+def _check(group: children.Group) -> None:
+    if child := group.ended():
+        lines = "\n".join(children.last_lines(child.log))
+        raise ServiceError(
+            f"Dagster's {child.name} has ended (exit code {child.process.returncode}); the end of {child.log}:\n{lines}"
+        )
+
+
+def _end(settings: Settings, say: Callable[[str], None]) -> None:
+    stand_in.stop(settings)
+    if settings.database_url is not None:
+        return
+    if _others(settings):
+        say("the database stays, other programs are using it; `mailpipe db stop` ends it")
+    else:
+        embedded_postgres.stop(settings.var)
+
+
+def _others(settings: Settings, seconds: float = 3.0) -> bool:
+    """Whether somebody else still works with the embedded database; who is just leaving is waited for."""
+    if embedded_postgres.status(settings.var) is None:
+        return False
+    deadline = time.monotonic() + seconds
+    database = db.connect(settings, pool_size=1)
+    try:
+        while True:
+            with database.connection() as connection:
+                row = connection.execute(
+                    "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+                ).fetchone()
+            if row is not None and row[0] == 0:
+                return False
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(_POLL)
+    finally:
+        database.close()
+
+
+def _require_free(port: int) -> None:
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+    except OSError as error:
+        raise SettingsError(f"port {port} cannot be used ({error.strerror}); choose another one with --port") from error
+
+
+def _any_port() -> int:
+    with socket.create_server(("localhost", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection(("localhost", port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def _answers(url: str) -> bool:
+    try:
+        # Never through a proxy of the environment: this is our own machine.
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=5):
+            return True
+    except OSError:
+        return False
