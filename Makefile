@@ -19,7 +19,7 @@ dev: $(VENV)/ready ## open the same data in the Dagster UI (stop with Ctrl-C)
 test: $(VENV)/ready-dev ## run the tests: unit, db, web, faces, crash
 	$(BIN)/python -m pytest $(ARGS)
 
-test-contract: $(VENV)/ready-contract ## run our client against SES stand-ins that were written by others
+test-contract: $(VENV)/ready-dev .venv-contract/ready tests/contract/node_modules/.package-lock.json ## run our client against SES stand-ins that were written by others
 	$(BIN)/python -m pytest tests/contract $(ARGS)
 
 check: $(VENV)/ready-dev ## formatter, linter, types, import contracts
@@ -33,15 +33,16 @@ bench: $(VENV)/ready-dev ## measure the claims of docs/benchmarks.md, quickly
 	$(BIN)/python -m benchmarks.pipeline --quick
 
 lock: $(VENV)/ready-dev ## compile the hash-pinned requirements anew
-	$(BIN)/uv pip compile $(COMPILE) --extra dagster -o requirements.lock
-	$(BIN)/uv pip compile $(COMPILE) --extra dagster --group dev -c requirements.lock -o requirements-dev.lock
+	$(BIN)/uv pip compile pyproject.toml $(COMPILE) --extra dagster -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml $(COMPILE) --extra dagster --group dev -c requirements.lock -o requirements-dev.lock
+	$(BIN)/uv pip compile $(COMPILE) --group contract -o requirements-contract.lock
 
 clean: ## remove the environment and all local data (the embedded database too)
 	-$(BIN)/python -m mailpipe db stop
-	rm -rf $(VENV) var
+	rm -rf $(VENV) .venv-contract tests/contract/node_modules var
 
 # One lock for all platforms and Python 3.11 to 3.13; no address of a registry in it.
-COMPILE := pyproject.toml --universal --python-version 3.11 --generate-hashes --no-strip-extras \
+COMPILE := --universal --python-version 3.11 --generate-hashes --no-strip-extras \
 	--no-emit-index-url --no-annotate --no-header -q
 
 $(VENV)/bin/python:
@@ -56,5 +57,12 @@ $(VENV)/ready-dev: requirements-dev.lock | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	@touch $(VENV)/ready $@
 
-$(VENV)/ready-contract: $(VENV)/ready-dev
+# In an environment of its own: it pins another botocore than ours.
+.venv-contract/ready: requirements-contract.lock
+	$(PYTHON) -m venv .venv-contract
+	.venv-contract/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-contract.lock
 	@touch $@
+
+tests/contract/node_modules/.package-lock.json: tests/contract/package-lock.json
+	@if command -v npm >/dev/null; then cd tests/contract && npm ci --quiet --no-progress && touch node_modules/.package-lock.json; \
+	else echo "npm is not installed: the tests against aws-ses-v2-local will skip"; fi

@@ -63,7 +63,7 @@ class World:
 
     def create(self, **fields: Any) -> str:
         """A draft campaign; answers its key."""
-        key = fields.pop("key", f"campaign-{next(self._numbers)}")
+        key: str = fields.pop("key", f"campaign-{next(self._numbers)}")
         spec = campaign.parse(
             {
                 "key": key,
