@@ -1,0 +1,84 @@
+"""What happened to a campaign's people, in numbers, as of the moment when it is materialised."""
+
+from typing import Any
+
+import dagster as dg
+
+from assets import checks
+from assets.deliveries import deliveries
+from assets.failure import explained
+from assets.metadata import table
+from assets.partitions import CAMPAIGNS, OWNERS
+from assets.resources import DatabaseResource
+from assets.snapshot import GROUP
+from mailpipe import invariant, report
+from mailpipe.db import Connection
+
+
+@dg.asset(
+    group_name=GROUP,
+    kinds={"postgres"},
+    owners=OWNERS,
+    description="**The result of a campaign**\n\nWho got it, who did not and why, and how fast it went. Materialize it at any"
+    " time, also while the campaign is sending; `mailpipe campaign export` writes every single person.",
+    partitions_def=CAMPAIGNS,
+    deps=[deliveries],
+)
+def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResource) -> dg.MaterializeResult[Any]:
+    with explained(), database.connection() as connection:
+        now = report.progress(connection, context.partition_key)
+        reasons = report.reasons(connection, context.partition_key)
+        rate = report.measured_rate(connection, context.partition_key)
+    context.log.info(f"campaign {now.campaign} is {now.state}: {now.sent} of {now.total} sent")
+    metadata: dict[str, Any] = {
+        "state": now.state,
+        "total": now.total,
+        "sent": now.sent,
+        "delivered": now.delivered,
+        "failed": now.failed,
+        "skipped": now.skipped,
+        "unknown": now.unknown,
+        "pending": now.pending + now.sending,
+        "reasons": table(
+            [{"state": one.state, "reason": one.reason, "people": one.people} for one in reasons],
+            {"state": str, "reason": str, "people": int},
+        ),
+    }
+    if rate is not None:
+        metadata["measured_rate"] = round(rate, 1)
+    if now.eta_minutes is not None:
+        metadata["eta_minutes"] = now.eta_minutes
+    return dg.MaterializeResult(metadata=metadata)
+
+
+def _unknown(connection: Connection, key: str) -> int:
+    return report.progress(connection, key).unknown
+
+
+CHECKS = [
+    checks.build(
+        "campaign_report",
+        "nobody_lost",
+        invariant.stateless_people,
+        "Every recipient is in exactly one state; the states add up to the snapshot.",
+    ),
+    checks.build(
+        "campaign_report",
+        "nobody_mailed_twice",
+        invariant.accepted_twice,
+        "SES accepted nobody of this campaign more than once.",
+    ),
+    checks.build(
+        "campaign_report",
+        "nobody_suppressed_was_mailed",
+        invariant.mailed_while_suppressed,
+        "Nobody was mailed who was on the suppression list when their call was opened.",
+    ),
+    checks.build(
+        "campaign_report",
+        "nobody_unknown",
+        _unknown,
+        "Everybody's outcome is known. Unknown people are never mailed again by machine; events may settle them.",
+        dg.AssetCheckSeverity.WARN,
+    ),
+]

@@ -1,0 +1,76 @@
+"""The frozen audience of a campaign, one partition each. It runs the segment itself; the segments' assets are its lineage."""
+
+from typing import Any
+
+import dagster as dg
+
+from assets import checks, segments
+from assets.failure import explained
+from assets.metadata import moment, table
+from assets.partitions import CAMPAIGNS, OWNERS
+from assets.resources import DatabaseResource, SettingsResource
+from mailpipe import campaign, invariant, ledger
+from mailpipe import snapshot as snapshots
+
+GROUP = "campaigns"
+
+
+# Its op has a name of its own: the job is called as the asset is.
+@dg.multi_asset(
+    name="freeze",
+    specs=[
+        dg.AssetSpec(
+            "snapshot",
+            group_name=GROUP,
+            kinds={"postgres"},
+            owners=OWNERS,
+            description="**The frozen audience of a campaign**\n\nThe people of its segment, without those who are suppressed,"
+            " opted out or there twice, numbered in sending order. It is taken once and never changed; a second one is"
+            " refused.",
+            deps=[dg.AssetDep(asset.key, partition_mapping=dg.LastPartitionMapping()) for asset in segments.ASSETS],
+        )
+    ],
+    partitions_def=CAMPAIGNS,
+)
+def snapshot(
+    context: dg.AssetExecutionContext, settings: SettingsResource, database: DatabaseResource
+) -> dg.MaterializeResult[Any]:
+    with explained(), database.connection() as connection:
+        taken = snapshots.take(connection, settings.load(), context.partition_key)
+        counts = ledger.counts(connection, taken.campaign_id)
+        found = campaign.get(connection, context.partition_key)
+    context.log.info(f"campaign {found.key}: {taken.recipients} recipients of {taken.returned} rows")
+    excluded = [{"reason": reason, "people": people} for reason, people in sorted(taken.excluded.items())]
+    return dg.MaterializeResult(
+        metadata={
+            "recipients": taken.recipients,
+            "returned": taken.returned,
+            "excluded": sum(taken.excluded.values()),
+            "skipped": counts.skipped,
+            "chunks": counts.chunks,
+            "excluded_by_reason": table(excluded, {"reason": str, "people": int}),
+            "segment": taken.segment,
+            "segment_sha256": taken.segment_sha256,
+            "as_of": moment(taken.as_of),
+            "parameters": taken.parameters,
+            "variables": ", ".join(taken.variables),
+            "template": found.template_version or found.spec.template,
+            "state": found.state,
+        }
+    )
+
+
+CHECKS = [
+    checks.build(
+        "snapshot",
+        "rows_add_up",
+        invariant.unaccounted_rows,
+        "Every row of the segment is a recipient or left out for a counted reason.",
+    ),
+    checks.build(
+        "snapshot",
+        "everybody_in_one_chunk",
+        invariant.missing_people,
+        "Recipients are numbered 1 to N without holes, and each is in exactly one chunk.",
+    ),
+]
