@@ -18,7 +18,7 @@ FROM (
            CASE WHEN EXISTS (SELECT FROM mailpipe.suppression s WHERE s.email_key = lower(person.email)) THEN 'suppressed'
                 WHEN ({{consent}}) IS NOT TRUE THEN 'opted_out' END AS reason
     FROM (
-        SELECT CAST(segment.user_id AS text) AS user_id, btrim(segment.email) AS email, {{timezone}} AS timezone,
+        SELECT CAST(segment.user_id AS text) AS user_id, btrim(segment.email, E' \t\r\n') AS email, {{timezone}} AS timezone,
                {{locale}} AS locale, CAST(ARRAY[{{variables}}] AS text[]) AS variables
         FROM (
 {{segment}}
