@@ -19,7 +19,6 @@ from typing import Any
 import yaml
 
 from mailpipe import children, db, embedded_postgres, stand_in
-from mailpipe.db import migrate
 from mailpipe.demo import audience
 from mailpipe.errors import ServiceError, SettingsError
 from mailpipe.settings import Settings
@@ -38,14 +37,16 @@ class Addresses:
     stand_in: str | None
 
 
-def require_dagster(settings: Settings) -> None:
-    """Raises SettingsError where Dagster cannot be started: not installed, or no checkout around."""
+def require(settings: Settings, port: int | None = None) -> None:
+    """Raises SettingsError where Dagster cannot be started: not installed, no checkout around, or its `port` is taken."""
     if find_spec("dagster") is None or find_spec("dagster_webserver") is None:
         raise SettingsError("Dagster is not installed here; install mailpipe with its extra: mailpipe[dagster]")
     if not (settings.home / "workspace.yaml").is_file():
         raise SettingsError(
             f"{settings.home}: no workspace.yaml. Run this inside a checkout of mailpipe, or set MAILPIPE_HOME to one"
         )
+    if port is not None:
+        _require_free(port)
 
 
 def run(
@@ -56,18 +57,16 @@ def run(
     say: Callable[[str], None],
     ready: Callable[[Addresses], None],
 ) -> None:
-    """Start everything, tell that it is `ready`, and end everything once `stop` is set.
+    """Start everything, tell that it is `ready`, and end everything once `stop` is set. The database has its schema already.
 
     Raises:
         SettingsError: the port is taken, or Dagster is not there.
         ServiceError: a program does not start, or ends by itself; the text ends with its last lines.
     """
-    require_dagster(settings)
-    _require_free(port)
+    require(settings, port)
     logs = settings.var / "dagster" / "logs"
     try:
-        say("starting the database and the SES stand-in")
-        _prepare(settings)
+        _people(settings)
         local = stand_in.ensure_running(settings).url if stand_in.is_wanted(settings) else settings.ses_endpoint
         env = children.dagster_environment(settings)
         with children.Group() as group:
@@ -93,13 +92,10 @@ def run(
         _end(settings, say)
 
 
-def _prepare(settings: Settings) -> None:
-    url = db.url(settings)
+def _people(settings: Settings) -> None:
+    """Make an audience where there are no people at all; a database of one's own is left alone."""
     if settings.database_url is not None:
-        if not migrate.is_current(url):
-            raise SettingsError("the database does not have the schema of this version; run `mailpipe db upgrade`")
         return
-    migrate.upgrade(url)
     database = db.connect(settings, pool_size=1)
     try:
         with database.connection() as connection:

@@ -99,7 +99,7 @@ def progress(name: str, watch: bool, as_json: bool) -> None:
     """
     with session.database(session.load()) as database:
         if watch and not as_json:
-            with Bar(name) as bar:
+            with Bar() as bar:
                 bar.update(now := _look(database, name))
                 while not _is_over(now):
                     time.sleep(WATCH_EVERY)
@@ -107,7 +107,7 @@ def progress(name: str, watch: bool, as_json: bool) -> None:
         else:
             now = _look(database, name)
             while watch and not _is_over(now):
-                dump(now.to_json())
+                dump(now.to_json(), line=True)
                 time.sleep(WATCH_EVERY)
                 now = _look(database, name)
     if as_json:

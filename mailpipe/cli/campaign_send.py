@@ -42,7 +42,7 @@ def start(name: str, no_send: bool, accept_plan: bool, person: str, as_json: boo
             else:
                 click.echo(f"campaign {name} is open for senders")
             return
-        with Bar(name) as bar, told_to_stop() as stop:
+        with Bar() as bar, told_to_stop() as stop:
 
             def tick(connection: Connection) -> None:
                 bar.update(report.progress(connection, name))

@@ -17,8 +17,12 @@ def command(port: int) -> None:
     Runs until Ctrl-C or SIGTERM, and leaves no process behind. The data stays in var/. If there are no people yet, a small
     invented audience is made.
     """
+    config = session.load()
+    dev.require(config, port)
     with told_to_stop() as stop:
-        dev.run(session.load(), port=port, stop=stop, say=click.echo, ready=_tell)
+        click.echo("starting the database")
+        session.prepare(config)
+        dev.run(config, port=port, stop=stop, say=click.echo, ready=_tell)
     click.echo("stopped")
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import click
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -30,9 +30,10 @@ def show(answer: RenderableType) -> None:
     console.print(answer)
 
 
-def dump(document: object) -> None:
-    """Print one JSON document: on one line for programs, spread out on a terminal."""
-    click.echo(json.dumps(document, ensure_ascii=False, default=_plain, indent=2 if sys.stdout.isatty() else None))
+def dump(document: object, *, line: bool = False) -> None:
+    """Print one JSON document: on one line for programs, spread out on a terminal unless a `line` was promised."""
+    indent = 2 if sys.stdout.isatty() and not line else None
+    click.echo(json.dumps(document, ensure_ascii=False, default=_plain, indent=indent))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
@@ -84,9 +85,8 @@ def minutes(value: float | None) -> str:
 class Bar:
     """One live bar on stderr with counts, rate and ETA; where stderr is no terminal, a line every few seconds."""
 
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._console = Console(stderr=True, highlight=False)
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._said = 0.0
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
@@ -96,34 +96,37 @@ class Bar:
             console=self._console,
             expand=True,
         )
-        self._task = self._bar.add_task(title, total=None, rest="")
+        self._task: TaskID | None = None
 
     def update(self, now: report.Progress) -> None:
-        """Show where the campaign stands."""
+        """Show where the campaign stands; the bar appears with the first call."""
         ended = now.total - now.pending - now.sending
         rest = f"{ended:,}/{now.total:,}  {now.rate_per_second:,.0f}/s  ETA {minutes(now.eta_minutes)}"
         if now.state == "paused":
             rest += f"  paused: {now.state_reason}"
         elif now.waiting:
             rest += f"  {now.waiting}"
+        if not self._console.is_terminal:
+            if time.monotonic() - self._said > _PLAIN_EVERY:
+                self._said = time.monotonic()
+                self.say(f"{now.campaign}: {rest}")
+            return
+        if self._task is None:
+            self._task = self._bar.add_task(now.campaign, total=None, rest="")
+            self._bar.start()
         self._bar.update(self._task, total=now.total or None, completed=ended, rest=rest)
-        if not self._console.is_terminal and time.monotonic() - self._said > _PLAIN_EVERY:
-            self._said = time.monotonic()
-            click.echo(f"{self._title}: {rest}", err=True)
 
-    def wait(self, text: str) -> None:
-        """Say what is being waited for before there is anything to count."""
-        self._bar.update(self._task, rest=text)
+    def say(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        self._console.print(text, soft_wrap=True)
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._console.is_terminal:
+        if self._task is not None:
             self._bar.stop()
 
 
