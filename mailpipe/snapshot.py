@@ -107,7 +107,7 @@ def _freeze(
     campaign_id = found.campaign_id
     row = connection.execute(QUERIES["claim"], {"campaign_id": campaign_id}).fetchone()
     assert row is not None
-    if row[1]:
+    if get(connection, campaign_id) is not None:
         raise SnapshotError(
             f"campaign {found.key!r} has a snapshot already; it is never taken twice. Create a new campaign"
         )
@@ -138,18 +138,18 @@ def _freeze(
     if excluded:
         table.run("drop_excluded")
     returned = sum(excluded.values()) + _size(table)
-    unusable = _readdress(table)
+    unusable, changed = _readdress(table)
     table.run("tidy")
-    if not _index(table):
-        table.run("duplicates")
-        excluded["duplicate"] = returned - sum(excluded.values())
+    if table.run("suppressed_after_all", {"changed": changed}).fetchone()[0] or not _index(table):
+        table.run("duplicates", {"changed": changed})
+        for reason, count in table.run("left_out").fetchall():
+            excluded[reason] = excluded.get(reason, 0) + int(count)
         table.run("renumber")
         table.run("replace")
         if not _index(table):
             raise SnapshotError(f"{chosen.path}: duplicates remain after they were removed; please report this")
-        excluded["duplicate"] -= _size(table)
         # Numbers have moved: ask again who is unusable.
-        unusable = _readdress(table)
+        unusable, _ = _readdress(table)
     table.run("attach")
     recipients = _size(table)
     cuts = list(cut(recipients, found.spec.chunk_size))
@@ -214,9 +214,10 @@ def _size(table: _Table) -> int:
     return int(table.run("size").fetchone()[0])
 
 
-def _readdress(table: _Table) -> list[int]:
-    """Write international domains as they are sent; answer who has an address that SES cannot take."""
-    unusable, changed = [], {}
+def _readdress(table: _Table) -> tuple[list[int], list[int]]:
+    """Write international domains as they are sent. Answers who has an address that SES cannot take, and who was looked at."""
+    unusable: list[int] = []
+    changed: dict[int, str] = {}
     for seq, text in table.run("unusual").fetchall():
         try:
             changed[seq] = address.send_form(text or "")
@@ -225,7 +226,7 @@ def _readdress(table: _Table) -> list[int]:
             changed[seq] = text or ""
     if changed:
         table.run("readdress", {"seqs": list(changed), "emails": list(changed.values())})
-    return unusable
+    return unusable, list(changed)
 
 
 def _index(table: _Table) -> bool:

@@ -2,9 +2,8 @@
 -- is filled bare, indexed, and only then attached: half the time of inserting into indexed tables.
 
 -- name: claim
--- Two snapshots of one campaign meet here; the second finds the first one's row.
-SELECT g.state, EXISTS (SELECT FROM mailpipe.snapshot s WHERE s.campaign_id = g.campaign_id)
-FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id FOR UPDATE;
+-- Two snapshots of one campaign meet here. What the first one made is seen by the second's next statement, not by this one.
+SELECT state FROM mailpipe.campaign WHERE campaign_id = :campaign_id FOR UPDATE;
 
 -- name: fill
 -- One pass over the segment, in its own order. Sub-queries inside CASE are never turned into joins, so nothing can reorder the
@@ -42,6 +41,11 @@ WHERE email IS NULL OR octet_length(email) <> char_length(email) OR email NOT LI
    OR email LIKE '%..%' OR email LIKE '%@%@%' OR email LIKE '%.' OR email LIKE '.%' OR email LIKE '%.@%' OR email LIKE '%@.%'
    OR email LIKE '% %';
 
+-- name: suppressed_after_all
+-- Whether somebody's address, as it will be sent, is on the list that its first spelling was not on.
+SELECT EXISTS (SELECT FROM {{table}} t JOIN mailpipe.suppression s ON s.email_key = lower(t.email)
+               WHERE t.seq = ANY(CAST(:changed AS integer[])));
+
 -- name: readdress
 UPDATE {{table}} t SET email = x.email
 FROM unnest(CAST(:seqs AS integer[]), CAST(:emails AS text[])) AS x(seq, email) WHERE t.seq = x.seq;
@@ -55,25 +59,37 @@ ALTER TABLE {{table}} DROP COLUMN reason, ALTER campaign_id SET NOT NULL, ALTER 
 CREATE UNIQUE INDEX ON {{table}} (campaign_id, hashtextextended(user_id, 0));
 
 -- name: index_email
-CREATE UNIQUE INDEX ON {{table}} (campaign_id, hashtextextended(lower(email), 0));
+CREATE UNIQUE INDEX ON {{table}} (campaign_id, hashtextextended(lower(email), 0)) WHERE email <> '';
 
 -- name: duplicates
--- The first row of a person stays. First by user, then by address among those who are left; an address that turned out to be
--- another spelling of a suppressed one goes too.
+-- The first row of a person stays: first by user, then by address among those who are left. People without any address are not
+-- one person. Who turned out to have another spelling of a suppressed address goes too.
 CREATE TEMPORARY TABLE duplicate ON COMMIT DROP AS
-WITH by_user AS (
-    SELECT t.seq FROM {{table}} t JOIN (
-        SELECT hashtextextended(user_id, 0) AS hash, min(seq) AS first FROM {{table}} GROUP BY 1 HAVING count(*) > 1
-    ) d ON hashtextextended(t.user_id, 0) = d.hash AND t.seq > d.first
+WITH suppressed AS (
+    SELECT t.seq FROM {{table}} t
+    WHERE t.seq = ANY(CAST(:changed AS integer[])) AND EXISTS (SELECT FROM mailpipe.suppression s WHERE s.email_key = lower(t.email))
 ),
+by_user AS (
+    SELECT t.seq FROM {{table}} t JOIN (
+        SELECT hashtextextended(user_id, 0) AS hash, min(seq) AS first FROM {{table}}
+        WHERE seq NOT IN (SELECT seq FROM suppressed) GROUP BY 1 HAVING count(*) > 1
+    ) d ON hashtextextended(t.user_id, 0) = d.hash AND t.seq > d.first
+    WHERE t.seq NOT IN (SELECT seq FROM suppressed)
+),
+gone AS MATERIALIZED (SELECT seq FROM suppressed UNION SELECT seq FROM by_user),
 by_email AS (
     SELECT t.seq FROM {{table}} t JOIN (
         SELECT hashtextextended(lower(email), 0) AS hash, min(seq) AS first FROM {{table}}
-        WHERE seq NOT IN (SELECT seq FROM by_user) GROUP BY 1 HAVING count(*) > 1
+        WHERE email <> '' AND seq NOT IN (SELECT seq FROM gone) GROUP BY 1 HAVING count(*) > 1
     ) d ON hashtextextended(lower(t.email), 0) = d.hash AND t.seq > d.first
-    WHERE t.seq NOT IN (SELECT seq FROM by_user)
+    WHERE t.seq NOT IN (SELECT seq FROM gone)
 )
-SELECT seq FROM by_user UNION SELECT seq FROM by_email;
+SELECT seq, 'suppressed' AS reason FROM suppressed
+UNION ALL SELECT seq, 'duplicate' FROM by_user
+UNION ALL SELECT seq, 'duplicate' FROM by_email;
+
+-- name: left_out
+SELECT reason, count(*) FROM duplicate GROUP BY reason;
 
 -- name: renumber
 CREATE TABLE {{new}} AS

@@ -63,8 +63,9 @@ CREATE TABLE mailpipe.recipient (
 ) PARTITION BY LIST (campaign_id);
 -- One row per person, and the look-up by person. Hashes, not texts: eight bytes an entry and half the time to build; two
 -- people of one campaign share a hash once in ten million campaigns of a million, and then one is left out as a duplicate.
+-- An empty address is no address, and many people may have none.
 CREATE UNIQUE INDEX recipient_user_id ON mailpipe.recipient (campaign_id, hashtextextended(user_id, 0));
-CREATE UNIQUE INDEX recipient_email ON mailpipe.recipient (campaign_id, hashtextextended(lower(email), 0));
+CREATE UNIQUE INDEX recipient_email ON mailpipe.recipient (campaign_id, hashtextextended(lower(email), 0)) WHERE email <> '';
 
 -- Nothing that changes is indexed and a third of each page is free, so every update is HOT.
 CREATE TABLE mailpipe.chunk (
@@ -79,7 +80,7 @@ CREATE TABLE mailpipe.chunk (
     fence        integer NOT NULL DEFAULT 0,                   -- grows with each lease; an old holder can write nothing
     owner        text,
     leased_until timestamptz,
-    calls        smallint NOT NULL DEFAULT 0,                  -- requests opened so far
+    calls        integer NOT NULL DEFAULT 0,                   -- requests opened so far
     opened       bit varying(1000) NOT NULL,                   -- bit seq - first_seq: in a call whose answer is not recorded
     finished     bit varying(1000) NOT NULL,                   -- bit seq - first_seq: has its final state
     sent         smallint NOT NULL DEFAULT 0,
@@ -102,7 +103,7 @@ CREATE INDEX chunk_first_seq ON mailpipe.chunk (campaign_id, first_seq);
 CREATE TABLE mailpipe.call (
     campaign_id integer NOT NULL,
     chunk_no    integer NOT NULL,
-    no          smallint NOT NULL CHECK (no >= 1),             -- counts the requests of the chunk
+    no          integer NOT NULL CHECK (no >= 1),              -- counts the requests of the chunk
     at          timestamptz NOT NULL DEFAULT clock_timestamp(),
     seconds     real NOT NULL,                                 -- from request to answer
     positions   bit varying(1000) NOT NULL,                    -- who was in it: bit seq - first_seq
@@ -208,8 +209,9 @@ SELECT r.campaign_id, r.seq, c.slice, r.user_id, r.email, r.timezone, r.locale, 
            ELSE 'pending'
        END AS state,
        CASE
-           WHEN o.state IS NOT NULL THEN o.reason
+           WHEN o.state <> 'retry' THEN o.reason
            WHEN c.state = 'cancelled' AND get_bit(c.finished, r.seq - c.first_seq) = 0 THEN 'cancelled'
+           ELSE o.reason
        END AS reason
 FROM mailpipe.chunk c
 JOIN mailpipe.recipient r ON r.campaign_id = c.campaign_id AND r.seq BETWEEN c.first_seq AND c.first_seq + c.size - 1
