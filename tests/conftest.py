@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -45,22 +46,31 @@ def server_url() -> Iterator[URL]:
 
 
 @pytest.fixture(scope="session")
-def template_database(server_url: URL) -> str:
+def template_database(server_url: URL) -> Iterator[str]:
     """A migrated database that others are cloned from."""
     name = f"mailpipe_template_{os.getpid()}"
     migrate.upgrade(server_url.set(database=name))
-    return name
+    yield name
+    with admin(server_url) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
+
+@contextmanager
+def clone(server_url: URL, template: str) -> Iterator[URL]:
+    """A copy of a database, for as long as it is needed."""
+    name = f"mailpipe_test_{os.getpid()}_{next(_numbers)}"
+    with admin(server_url) as connection:
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"'.encode())
+    yield server_url.set(database=name)
+    with admin(server_url) as connection:
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
 
 
 @pytest.fixture
 def database_url(server_url: URL, template_database: str) -> Iterator[URL]:
     """The address of a fresh database with the present schema."""
-    name = f"mailpipe_test_{os.getpid()}_{next(_numbers)}"
-    with admin(server_url) as connection:
-        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template_database}"'.encode())
-    yield server_url.set(database=name)
-    with admin(server_url) as connection:
-        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+    with clone(server_url, template_database) as url:
+        yield url
 
 
 @pytest.fixture
@@ -82,3 +92,19 @@ def world(database: Database, tmp_path: Path) -> Iterator[World]:
     """People, a stand-in and settings around a fresh database."""
     with make_world(database, tmp_path) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def _scene(server_url: URL, template_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with clone(server_url, template_database) as url:
+        database = Database(url, pool_size=20, allow_unsafe_durability=True)
+        with make_world(database, tmp_path_factory.mktemp("scene")) as made:
+            yield made
+        database.close()
+
+
+@pytest.fixture
+def scene(_scene: World) -> World:
+    """A world that the tests of one module share, without people, suppressions, limits and faults at the start of each."""
+    _scene.clean()
+    return _scene

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +45,12 @@ class World:
     settings: Settings
     stand_in: StandIn
     ses: Ses
-    _numbers: Iterator[int] = field(default_factory=lambda: iter(range(1, 1_000)))
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """For names that nobody else has."""
+
+    def with_settings(self, **changes: Any) -> Settings:
+        """These settings with some of them changed."""
+        return replace(self.settings, **changes)
 
     def people(self, number: int, *, first: int = 1) -> None:
         """Put `number` ordinary people with user ids from `first` on into `users`."""
@@ -56,6 +62,17 @@ class World:
                 (first, first + number - 1),
             )
 
+    def clean(self) -> None:
+        """Nobody in `users`, nobody suppressed, no limit but the stand-in's own, no faults. Campaigns stay as they are."""
+        self.stand_in.clear_faults()
+        self.stand_in.change(
+            rate=100_000, daily_quota=-1, sending_enabled=True, suspended=False, latency_ms=0, jitter_ms=0
+        )
+        with self.database.connection() as connection:
+            connection.execute("TRUNCATE users, mailpipe.suppression")
+            connection.execute("DELETE FROM mailpipe.pace; INSERT INTO mailpipe.pace DEFAULT VALUES")
+            connection.execute("SELECT setval('mailpipe.pace_account', 1)")
+
     def execute(self, statement: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
         with self.database.connection() as connection:
             cursor = connection.execute(statement.encode(), parameters)
@@ -63,7 +80,7 @@ class World:
 
     def create(self, **fields: Any) -> str:
         """A draft campaign; answers its key."""
-        key: str = fields.pop("key", f"campaign-{next(self._numbers)}")
+        key: str = fields.pop("key", f"campaign-{next(self.numbers)}")
         spec = campaign.parse(
             {
                 "key": key,
