@@ -343,5 +343,5 @@ def _record_late(
     }
     with connection.transaction():
         connection.execute(QUERIES["lock_chunk"], parameters)
-        connection.execute(QUERIES["keep_call"], parameters)
-        connection.execute(QUERIES["record_late"], parameters)
+        if connection.execute(QUERIES["keep_call"], parameters).fetchone() is not None:
+            connection.execute(QUERIES["record_late"], parameters)

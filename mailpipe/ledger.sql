@@ -96,8 +96,12 @@ WHERE campaign_id = :campaign_id AND chunk_no = :chunk_no FOR UPDATE;
 
 -- name: record_late
 -- The sweeper was faster and called these people `unknown`. The answer wins over it, whoever owns the chunk by now; a person
--- whom an event has settled meanwhile stays as the event said.
-WITH late AS (
+-- whom an event has settled meanwhile stays as the event said. Only for an answer that `keep_call` did not know: a second time
+-- it could meet an `unknown` that somebody else's call has left.
+WITH campaign AS MATERIALIZED (
+    SELECT state FROM mailpipe.campaign WHERE campaign_id = :campaign_id FOR SHARE
+),
+late AS (
     SELECT x.* FROM unnest(CAST(:seqs AS integer[]), CAST(:states AS text[]), CAST(:reasons AS text[]),
                            CAST(:details AS text[]), CAST(:tries AS smallint[])) AS x(seq, state, reason, detail, tries)
     JOIN mailpipe.outcome o ON o.campaign_id = :campaign_id AND o.chunk_no = :chunk_no AND o.seq = x.seq AND o.state = 'unknown'
@@ -122,13 +126,14 @@ totals AS (
 UPDATE mailpipe.chunk c
 SET unknown = c.unknown - t.all_people, sent = c.sent + t.sent, failed = c.failed + t.failed,
     finished = c.finished & ~ t.back,
-    state = CASE WHEN t.pending > 0 AND c.state = 'done' THEN 'pending' ELSE c.state END
-FROM totals t WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND t.all_people > 0;
+    state = CASE WHEN t.pending = 0 OR c.state <> 'done' THEN c.state
+                 WHEN g.state = 'cancelled' THEN 'cancelled' ELSE 'pending' END
+FROM totals t, campaign g WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND t.all_people > 0;
 
 -- name: keep_call
 INSERT INTO mailpipe.call (campaign_id, chunk_no, no, seconds, positions, accepted, codes, message_ids, message_ids_text)
 VALUES (:campaign_id, :chunk_no, :no, :took, CAST(:asked AS bit varying), :sent, :codes, :message_ids, :message_ids_text)
-ON CONFLICT (campaign_id, chunk_no, no) DO NOTHING;
+ON CONFLICT (campaign_id, chunk_no, no) DO NOTHING RETURNING no;
 
 -- name: retract
 -- The call was opened and certainly not made: its people are pending again.
@@ -157,25 +162,28 @@ ON CONFLICT (campaign_id, seq) DO UPDATE
 SET state = excluded.state, reason = excluded.reason, detail = excluded.detail, at = clock_timestamp();
 
 -- name: release
--- Give a chunk back; `delay` seconds keep it from being leased again at once. With nobody left in it, it is done.
+-- Give a chunk back; `delay` seconds keep it from being leased again at once. With nobody left in it, it is done. The lock makes
+-- it wait for somebody who cancels the campaign at this moment, and who has not seen this chunk as pending.
+WITH campaign AS MATERIALIZED (
+    SELECT state FROM mailpipe.campaign WHERE campaign_id = :campaign_id FOR SHARE
+)
 UPDATE mailpipe.chunk c
-SET state = CASE WHEN bit_count(c.finished) = c.size THEN 'done'
-                 WHEN (SELECT g.state FROM mailpipe.campaign g WHERE g.campaign_id = c.campaign_id) = 'cancelled' THEN 'cancelled'
-                 ELSE 'pending' END,
+SET state = CASE WHEN bit_count(c.finished) = c.size THEN 'done' WHEN g.state = 'cancelled' THEN 'cancelled' ELSE 'pending' END,
     owner = NULL, leased_until = NULL,
     due_at = CASE WHEN :delay > 0 THEN greatest(c.due_at, clock_timestamp() + make_interval(secs => :delay)) ELSE c.due_at END
+FROM campaign g
 WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND c.fence = :fence AND c.owner = :owner
   AND bit_count(c.opened) = 0;
 
 -- name: expire_leases
 -- A holder that has been silent for a whole lease: who was in its open call is `unknown` - never sent again by machine - and the
--- rest is free for others. SKIP LOCKED leaves alone what somebody is writing at this moment.
+-- rest is free for others. SKIP LOCKED leaves alone what somebody is writing at this moment, and a campaign that is being cancelled.
 WITH dead AS MATERIALIZED (
-    SELECT c.campaign_id, c.chunk_no, c.first_seq, c.size, c.opened FROM mailpipe.chunk c
+    SELECT c.campaign_id, c.chunk_no, c.first_seq, c.size, c.opened, g.state AS campaign_state FROM mailpipe.chunk c
     JOIN mailpipe.campaign g USING (campaign_id)
     WHERE g.state IN ('sending', 'paused', 'cancelled') AND c.campaign_id = coalesce(CAST(:campaign_id AS integer), c.campaign_id)
       AND c.state = 'leased' AND c.leased_until < clock_timestamp()
-    FOR UPDATE OF c SKIP LOCKED
+    FOR UPDATE OF c SKIP LOCKED FOR SHARE OF g SKIP LOCKED
 ),
 lost AS (
     INSERT INTO mailpipe.outcome (campaign_id, seq, chunk_no, state, reason)
@@ -189,8 +197,7 @@ freed AS (
     SET opened = CAST(repeat('0', c.size) AS bit varying), finished = c.finished | c.opened,
         unknown = c.unknown + bit_count(c.opened), fence = c.fence + 1, owner = NULL, leased_until = NULL,
         state = CASE WHEN bit_count(c.finished | c.opened) = c.size THEN 'done'
-                     WHEN (SELECT g.state FROM mailpipe.campaign g WHERE g.campaign_id = c.campaign_id) = 'cancelled'
-                     THEN 'cancelled' ELSE 'pending' END
+                     WHEN d.campaign_state = 'cancelled' THEN 'cancelled' ELSE 'pending' END
     FROM dead d WHERE c.campaign_id = d.campaign_id AND c.chunk_no = d.chunk_no
     RETURNING 1
 )
