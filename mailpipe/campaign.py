@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parseaddr
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -112,11 +111,8 @@ class Spec(pydantic.BaseModel):
     @classmethod
     def _usable_address(cls, value: str | None) -> str | None:
         if value is not None:
-            plain = parseaddr(value)[1]
-            if not value.isascii() or any(ord(character) < 32 for character in value):
-                raise ValueError("only printable ASCII is allowed here; write the name without accents")
             try:
-                address.send_form(plain)
+                address.mailbox(value)
             except address.AddressError as error:
                 raise ValueError("expected an address such as Shop <news@mail.example.com>") from error
         return value
@@ -172,6 +168,7 @@ class Campaign:
     author: str
     approver: str | None
     created_at: datetime
+    changed_at: datetime
     now: datetime
     """The database's clock when the row was read."""
 
@@ -239,7 +236,7 @@ def approve(connection: Connection, settings: Settings, ses: Ses, key: str, *, a
     found = get(connection, key)
     if found.state != "draft":
         raise CampaignError(f"campaign {key!r} is {found.state}; only a draft can be approved")
-    if approver.casefold() == found.author.casefold():
+    if approver.strip().casefold() == found.author.strip().casefold():
         raise CampaignError(f"campaign {key!r}: its author cannot approve it; another person must")
     version = publish(connection, settings, ses, found.spec.template)
     _move(connection, found, "approve", approver, {"template_version": version, "approver": approver})
@@ -280,8 +277,11 @@ def start(connection: Connection, key: str, *, actor: str) -> Campaign:
         raise CampaignError(f"campaign {key!r} is {found.state}; only an approved campaign can be started")
     if connection.execute(QUERIES["has_snapshot"], {"campaign_id": found.campaign_id}).fetchone() is None:
         raise CampaignError(f"campaign {key!r} has no snapshot yet; run the snapshot first")
-    _move(connection, found, "start", actor)
-    return get(connection, key)
+    _move(connection, found, "start", actor, must=False)
+    started = get(connection, key)
+    if started.state != "sending":
+        raise CampaignError(f"campaign {key!r} is {started.state} by now; look at it and try again")
+    return started
 
 
 def pause(connection: Connection, key: str, *, actor: str, reason: str) -> Campaign:
@@ -369,6 +369,11 @@ def change(
 def finish(connection: Connection, campaign_id: int) -> bool:
     """Make a sending campaign `done` once nobody of it is pending or in a call. Answers whether this call did so."""
     return connection.execute(QUERIES["finish"], {"campaign_id": campaign_id}).rowcount == 1
+
+
+def reopen(connection: Connection, campaign_id: int) -> bool:
+    """Make a campaign that was `done` sending again, if a late answer has proved that somebody was not mailed after all."""
+    return connection.execute(QUERIES["reopen"], {"campaign_id": campaign_id}).rowcount == 1
 
 
 def history(connection: Connection, campaign_id: int) -> list[dict[str, Any]]:

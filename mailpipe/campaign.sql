@@ -7,12 +7,12 @@ ON CONFLICT (key) DO NOTHING
 RETURNING campaign_id;
 
 -- name: get
-SELECT campaign_id, key, state, state_reason, spec, template_version, rate, due_at, author, approver, created_at,
+SELECT campaign_id, key, state, state_reason, spec, template_version, rate, due_at, author, approver, created_at, changed_at,
        clock_timestamp() AS now
 FROM mailpipe.campaign WHERE key = :key;
 
 -- name: get_all
-SELECT campaign_id, key, state, state_reason, spec, template_version, rate, due_at, author, approver, created_at,
+SELECT campaign_id, key, state, state_reason, spec, template_version, rate, due_at, author, approver, created_at, changed_at,
        clock_timestamp() AS now
 FROM mailpipe.campaign ORDER BY campaign_id DESC;
 
@@ -65,6 +65,12 @@ UPDATE mailpipe.campaign c SET state = 'done', state_reason = NULL, changed_at =
 WHERE c.campaign_id = :campaign_id AND c.state = 'sending'
   AND EXISTS (SELECT FROM mailpipe.snapshot s WHERE s.campaign_id = c.campaign_id)
   AND NOT EXISTS (SELECT FROM mailpipe.chunk k WHERE k.campaign_id = c.campaign_id AND k.state <> 'done');
+
+-- name: reopen
+-- An answer that came after its people were given up as `unknown` can prove that they were not mailed.
+UPDATE mailpipe.campaign c SET state = 'sending', changed_at = clock_timestamp()
+WHERE c.campaign_id = :campaign_id AND c.state = 'done'
+  AND EXISTS (SELECT FROM mailpipe.chunk k WHERE k.campaign_id = c.campaign_id AND k.state = 'pending');
 
 -- name: history
 SELECT at, actor, action, detail FROM mailpipe.audit WHERE campaign_id = :campaign_id ORDER BY audit_id;

@@ -6,10 +6,15 @@ Running it twice, or beside live workers, changes nothing that it should not: ea
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any
 
 from mailpipe import campaign, event, ledger
 from mailpipe.db import Connection
+
+SETTLED_AFTER = timedelta(days=1)
+"""So long after its end a campaign is still looked at: an event can have come before the state that it corrects. Events that
+come later settle what they touch when they are read."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,9 @@ def run(connection: Connection, key: str | None = None) -> Reconciled:
     settled = 0
     finished = []
     for found in chosen:
-        if key or found.state in ("sending", "paused"):
+        if key or found.state in ("sending", "paused") or found.now - found.changed_at < SETTLED_AFTER:
             settled += event.settle(connection, found.campaign_id)
+            campaign.reopen(connection, found.campaign_id)
         if found.state == "sending" and campaign.finish(connection, found.campaign_id):
             finished.append(found.key)
     return Reconciled(freed, lost, settled, tuple(finished))
