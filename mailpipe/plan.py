@@ -64,7 +64,7 @@ def make(
         "SES account rate": limits.account_rate,
     }
     binding = next((name for name, value in candidates.items() if value is not None and value == rate), "none")
-    # What the spacing of slots really lets through, which is 2 % less than the rate.
+    # What the spacing of slots really lets through, which is a few per cent less than the rate.
     real = None if rate is None else limits.call_size / pace.spacing(rate)
     seconds = None if real is None or not recipients else recipients / real
     required = None if not finish_within else recipients / finish_within
