@@ -98,7 +98,9 @@ def _show(result: demo.Result) -> None:
     show(
         Group(
             "",
-            table(["state", "reason", "people"], ends, title=f"Campaign {result.key}: {now.state}"),
+            f"Campaign {result.key} is {now.state}",
+            "",
+            table(["state", "reason", "people"], ends),
             "",
             table(["event of SES", "people"], events),
             "",
@@ -113,8 +115,8 @@ def _show(result: demo.Result) -> None:
             ),
             "",
             "Where to look next:",
-            "  make dev                                       the same campaign in the Dagster UI",
+            "  make dev    (the same campaign in the Dagster UI)",
             f"  mailpipe campaign show {result.key}",
-            f"  mailpipe campaign who {result.key} 42",
+            f"  mailpipe campaign export {result.key} failed.csv --state failed",
         )
     )

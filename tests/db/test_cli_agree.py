@@ -1,0 +1,112 @@
+"""The demo's proof must fail when it should: a journal that was tampered with is told from the ledger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mailpipe import event
+from mailpipe.demo.agree import compare
+from tests.support import World
+
+Line = dict[str, Any]
+
+
+@pytest.fixture
+def sent(world: World) -> str:
+    """A campaign to 60 people: one failed, one skipped, the others sent."""
+    world.people(60)
+    world.execute("UPDATE users SET city = NULL WHERE user_id = 7")
+    world.execute("UPDATE users SET email = 'nobody' WHERE user_id = 8")
+    key = world.ready()
+    world.send(key)
+    return key
+
+
+def test_an_honest_journal_agrees(world: World, sent: str) -> None:
+    result = compare(world.database, sent, world.stand_in.journal_file)
+    assert result.agree
+    assert result.lines() == []
+    assert (result.recipients, result.accepted) == (60, 58)
+    assert result.states == {"sent": 58, "failed": 1, "skipped": 1}
+
+
+def _doubled(lines: list[Line]) -> list[Line]:
+    return [*lines, lines[3]]
+
+
+def _missing(lines: list[Line]) -> list[Line]:
+    return lines[:3] + lines[4:]
+
+
+def _of_another_campaign(lines: list[Line]) -> list[Line]:
+    return [*lines, {**lines[3], "campaign": "another"}]
+
+
+def _beyond_the_last(lines: list[Line]) -> list[Line]:
+    return [*lines, {**lines[3], "seq": 61}]
+
+
+def _without_tags(lines: list[Line]) -> list[Line]:
+    return [*lines, {**lines[3], "campaign": None, "seq": None}]
+
+
+def _to_a_skipped_person(lines: list[Line]) -> list[Line]:
+    return [*lines, {**lines[3], "seq": 8}]
+
+
+def _to_another_address(lines: list[Line]) -> list[Line]:
+    return [*lines[:3], {**lines[3], "to": "stranger@mail.example.com"}, *lines[4:]]
+
+
+@pytest.mark.parametrize(
+    ("tamper", "kinds"),
+    [
+        (_doubled, {"doubled": 1}),
+        (_missing, {"missing": 1}),
+        (_of_another_campaign, {"foreign": 1}),
+        (_beyond_the_last, {"foreign": 1}),
+        (_without_tags, {"foreign": 1}),
+        (_to_a_skipped_person, {"not_sent": 1, "wrong_address": 1}),
+        (_to_another_address, {"wrong_address": 1}),
+    ],
+)
+def test_every_lie_is_found(
+    world: World, sent: str, tmp_path: Path, tamper: Callable[[list[Line]], list[Line]], kinds: dict[str, int]
+) -> None:
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text("".join(json.dumps(line) + "\n" for line in tamper(world.journal(sent))))
+    result = compare(world.database, sent, journal)
+    assert not result.agree
+    assert dict(result.faults) == kinds
+    assert "@" not in "".join(result.lines())
+
+
+def test_a_torn_line_is_nobodys(world: World, sent: str, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    journal.write_bytes(world.stand_in.journal_file.read_bytes() + b'{"message_id": "01')
+    assert dict(compare(world.database, sent, journal).faults) == {"foreign": 1}
+
+
+def test_people_who_still_wait_are_told(world: World, tmp_path: Path) -> None:
+    world.people(5)
+    journal = tmp_path / "journal.jsonl"
+    journal.touch()
+    assert dict(compare(world.database, world.ready(), journal).faults) == {"unfinished": 5}
+
+
+def test_a_mail_that_could_not_be_rendered_was_accepted_and_is_failed(world: World, tmp_path: Path) -> None:
+    """SES accepts it and says so in an event only."""
+    world.people(5)
+    key = world.ready()
+    world.send(key)
+    line = world.stand_in.events_file.read_text().splitlines()[0]
+    told = json.loads(line)
+    told["eventType"] = "Rendering Failure"
+    event.ingest(world.database, [json.dumps(told)])
+    assert world.progress(key).failed == 1
+    assert compare(world.database, key, world.stand_in.journal_file).agree
