@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -55,8 +56,8 @@ class Event:
 
 @dataclass
 class Ingested:
-    """Counts of one ingestion. `foreign`: events that are not about a campaign of ours; `malformed`: numbers of lines that
-    are no SES events; `settled`: people whose state changed."""
+    """Counts of one ingestion. `folded`: events of campaigns of ours; `foreign`: events that are not about one; `malformed`:
+    numbers of lines that are no SES events; `settled`: people whose state changed."""
 
     read: int = 0
     folded: int = 0
@@ -91,18 +92,18 @@ def parse(line: str) -> Event | None:
 def ingest(database: Database, lines: Iterable[str]) -> Ingested:
     """Fold events, one JSON document a line, in batches; each batch is committed before the next is read."""
     done = Ingested()
-    touched: set[str] = set()
+    touched: Counter[str] = Counter()
     for batch in _batches(_events(lines, done)):
         with database.connection() as connection:
             fold(connection, batch)
-        done.folded += len(batch)
         touched.update(event.campaign for event in batch)
     with database.connection() as connection:
         for key in sorted(touched):
             row = connection.execute("SELECT campaign_id FROM mailpipe.campaign WHERE key = %s", (key,)).fetchone()
             if row is None:
-                done.foreign += 1
+                done.foreign += touched[key]
             else:
+                done.folded += touched[key]
                 done.settled += settle(connection, row[0])
     return done
 
