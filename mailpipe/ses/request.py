@@ -75,7 +75,10 @@ def check_bulk(request: dict[str, Any], *, max_entries: int = MAX_ENTRIES) -> No
     if keys != _REQUEST_KEYS:
         raise RequestError(f"fields missing or not known: {_difference(keys, _REQUEST_KEYS)}")
     _check_mailbox("FromEmailAddress", request["FromEmailAddress"])
-    for address in request.get("ReplyToAddresses", ()):
+    answers = request.get("ReplyToAddresses", [])
+    if not isinstance(answers, list):
+        raise RequestError("ReplyToAddresses: expected a list")
+    for address in answers:
         _check_mailbox("ReplyToAddresses", address)
     if not _matches(_name, request["ConfigurationSetName"]):
         raise RequestError("ConfigurationSetName: expected 1 to 64 of A-Z a-z 0-9 _ -")
