@@ -59,7 +59,7 @@ def deliveries(
 ) -> Iterator[dg.Output[None]]:
     with explained():
         key, slices = selected(context.partition_keys)
-        context.instance.add_run_tags(context.run_id, {"mailpipe/campaign": key})
+        context.instance.add_run_tags(context.run.run_id, {"mailpipe/campaign": key})
         slate = _Slate(context, key)
         with _interrupts_as_event() as stop:
             try:
@@ -142,7 +142,7 @@ def _tell(context: dg.AssetExecutionContext, outcome: Outcome) -> None:
     say = context.log.info if outcome.end is End.COMPLETE else context.log.warning
     say(f"{outcome.text} ({outcome.accepted} accepted in {outcome.calls} calls, {outcome.seconds:.1f} s)")
     context.instance.add_run_tags(
-        context.run_id, {"mailpipe/end": outcome.end.value, "mailpipe/accepted": str(outcome.accepted)}
+        context.run.run_id, {"mailpipe/end": outcome.end.value, "mailpipe/accepted": str(outcome.accepted)}
     )
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +23,27 @@ from mailpipe.settings import Settings
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
-class SettingsResource(dg.ConfigurableResource[Any]):
-    """The settings of mailpipe: the environment's `MAILPIPE_*` variables."""
+def load_settings() -> Settings:
+    """The settings: `MAILPIPE_*` of the environment, for the checkout that this file is in, wherever Dagster was started.
 
-    overrides: dict[str, str] = Field(
-        default={},
-        description="`MAILPIPE_*` values that take the place of the environment's, for this code location only."
-        " They are shown to everybody in the UI, so nothing secret belongs here.",
-    )
-
-    def load(self) -> Settings:
-        """The settings as they are now. Raises SettingsError.
-
-        Wherever Dagster was started, the checkout is the one that this file is in.
-        """
-        return settings.load({"MAILPIPE_HOME": str(CHECKOUT), **os.environ, **self.overrides})
+    They are no resource on purpose. Whoever may launch a run may fill in a resource's fields, and so could say who counts
+    as having consented. Raises SettingsError.
+    """
+    return settings.load({"MAILPIPE_HOME": str(CHECKOUT), **os.environ})
 
 
 class DatabaseResource(dg.ConfigurableResource[Any]):
     """The application's database, with the embedded server behind it where no other one is set."""
 
-    settings: SettingsResource
+    pool_size: int | None = Field(
+        default=None,
+        description="Connections for everything but the send, which takes what its threads need. Empty: 2.",
+    )
 
     @contextmanager
-    def connect(self, pool_size: int = 2) -> Iterator[Database]:
+    def connect(self, pool_size: int | None = None) -> Iterator[Database]:
         """A pool of connections, closed at the end. Raises DatabaseUnavailable."""
-        database = db.connect(self.settings.load(), pool_size=pool_size)
+        database = db.connect(load_settings(), pool_size=pool_size or self.pool_size or 2)
         try:
             yield database
         finally:
@@ -63,11 +59,16 @@ class DatabaseResource(dg.ConfigurableResource[Any]):
 class SesResource(dg.ConfigurableResource[Any]):
     """Amazon SES, or its stand-in, behind the pace that all processes share."""
 
-    settings: SettingsResource
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=256,
+        description="Sender threads of a run. Empty: MAILPIPE_THREADS, else enough for the campaign's pace.",
+    )
 
     def approve(self, connection: Connection, key: str, *, approver: str) -> campaign.Campaign:
         """Publish the campaign's template and approve the campaign. See `campaign.approve`."""
-        config = self.settings.load()
+        config = load_settings()
         ses = client.connect(config, endpoint=stand_in.endpoint(config), connections=1)
         try:
             return campaign.approve(connection, config, ses, key, approver=approver)
@@ -87,8 +88,9 @@ class SesResource(dg.ConfigurableResource[Any]):
         on_tick: Callable[[Connection], None],
     ) -> send.Outcome:
         """Send a range of slices of one campaign, paced. See `send.run`."""
-        config = self.settings.load()
-        # An upper bound: connections are opened when a thread needs one.
+        config = load_settings()
+        config = replace(config, threads=self.threads or config.threads)
+        # An upper bound: a connection is opened when a thread needs it.
         threads = config.threads or plan.MAX_THREADS
         ses = client.connect(config, endpoint=stand_in.endpoint(config), connections=threads)
         try:
@@ -109,11 +111,6 @@ class SesResource(dg.ConfigurableResource[Any]):
             ses.close()
 
 
-def build(overrides: dict[str, str] | None = None) -> dict[str, dg.ConfigurableResource[Any]]:
+def build() -> dict[str, dg.ConfigurableResource[Any]]:
     """The resources by the names under which the faces ask for them."""
-    shared = SettingsResource(overrides=overrides or {})
-    return {
-        "settings": shared,
-        "database": DatabaseResource(settings=shared),
-        "ses": SesResource(settings=shared),
-    }
+    return {"database": DatabaseResource(), "ses": SesResource()}

@@ -15,7 +15,7 @@ import dagster as dg
 from assets.failure import explained
 from assets.metadata import Metadata, moment, sql, table
 from assets.partitions import DAYS, OWNERS
-from assets.resources import DatabaseResource, SettingsResource
+from assets.resources import DatabaseResource, load_settings
 from mailpipe import segment as segments
 from mailpipe.errors import SegmentError
 from mailpipe.segment import Parameter, Segment
@@ -71,13 +71,11 @@ def _asset(segment: Segment) -> dg.AssetsDefinition:
         partitions_def=DAYS,
         config_schema={parameter.name: _field(parameter) for parameter in segment.parameters},
     )
-    def preview(
-        context: dg.AssetExecutionContext, settings: SettingsResource, database: DatabaseResource
-    ) -> dg.MaterializeResult[Any]:
+    def preview(context: dg.AssetExecutionContext, database: DatabaseResource) -> dg.MaterializeResult[Any]:
         from mailpipe.preview import preview as look  # noqa: PLC0415 - pandas, which nothing else here needs
 
         with explained():
-            config = settings.load()
+            config = load_settings()
             # Read again: the file may have changed since the code location was loaded.
             current = segments.find(config.segments, segment.name)
             moment_of_day = as_of(context.partition_time_window.end, datetime.now(UTC))
@@ -161,4 +159,4 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-ASSETS = build(SettingsResource().load().segments)
+ASSETS = build(load_settings().segments)

@@ -8,7 +8,7 @@ from assets import checks, segments
 from assets.failure import explained
 from assets.metadata import moment, table
 from assets.partitions import CAMPAIGNS, OWNERS
-from assets.resources import DatabaseResource, SettingsResource
+from assets.resources import DatabaseResource, load_settings
 from mailpipe import campaign, invariant, ledger
 from mailpipe import snapshot as snapshots
 
@@ -32,11 +32,9 @@ GROUP = "campaigns"
     ],
     partitions_def=CAMPAIGNS,
 )
-def snapshot(
-    context: dg.AssetExecutionContext, settings: SettingsResource, database: DatabaseResource
-) -> dg.MaterializeResult[Any]:
+def snapshot(context: dg.AssetExecutionContext, database: DatabaseResource) -> dg.MaterializeResult[Any]:
     with explained(), database.connection() as connection:
-        taken = snapshots.take(connection, settings.load(), context.partition_key)
+        taken = snapshots.take(connection, load_settings(), context.partition_key)
         counts = ledger.counts(connection, taken.campaign_id)
         found = campaign.get(connection, context.partition_key)
     context.log.info(f"campaign {found.key}: {taken.recipients} recipients of {taken.returned} rows")

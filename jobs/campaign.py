@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from assets.failure import explained
 from assets.partitions import CAMPAIGNS, OWNERS
-from assets.resources import DatabaseResource, SesResource, SettingsResource
+from assets.resources import DatabaseResource, SesResource, load_settings
 from mailpipe import campaign
 from mailpipe.campaign import Campaign, Spec
 
@@ -42,13 +42,13 @@ def _field(name: str, field: FieldInfo) -> dg.Field:
 
 
 @dg.op(config_schema=form(), tags={"kind": "postgres"})
-def create(context: dg.OpExecutionContext, settings: SettingsResource, database: DatabaseResource) -> None:
+def create(context: dg.OpExecutionContext, database: DatabaseResource) -> None:
     """Check the form, record the campaign as a draft, and make it a partition."""
     given: Mapping[str, Any] = context.op_config
     fields = {name: value for name, value in given.items() if name != "author" and value is not None}
     with explained(), database.connection() as connection:
         spec = campaign.parse(fields, where="create_campaign")
-        created = campaign.create(connection, settings.load(), spec, author=given["author"])
+        created = campaign.create(connection, load_settings(), spec, author=given["author"])
     context.instance.add_dynamic_partitions(str(CAMPAIGNS.name), [created.key])
     context.log.info(f"campaign {created.key} is a draft of {created.author}. Next: approve_campaign, by somebody else")
 
