@@ -254,11 +254,11 @@ def publish(connection: Connection, settings: Settings, ses: Ses, name: str) -> 
     return content.version
 
 
-def published_template(connection: Connection, found: Campaign) -> template.Template:
-    """The template as it was approved; the folder may have changed since."""
-    row = connection.execute(QUERIES["template"], {"name": found.template_version}).fetchone()
+def published_template(connection: Connection, version: str) -> template.Template:
+    """The template of this versioned name as it was published; its folder may have changed since."""
+    row = connection.execute(QUERIES["template"], {"name": version}).fetchone()
     if row is None:
-        raise CampaignError(f"campaign {found.key!r} has no published template yet; approve it first")
+        raise CampaignError(f"template {version!r} was never published")
     return template.Template.from_json(row[0])
 
 

@@ -27,7 +27,8 @@ _LETTERS = {Kind.SENT: "s", Kind.FAILED: "f", Kind.RETRY: "r", Kind.AGAIN: "a", 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A chunk in the hands of one worker. `fence` grows with each lease: an older holder can write nothing any more."""
+    """A chunk in the hands of one worker. `fence` grows with each lease: an older holder can write nothing any more.
+    `template_version` is what the campaign's people get now."""
 
     campaign_id: int
     chunk_no: int
@@ -38,6 +39,7 @@ class Lease:
     fence: int
     finished: str
     owner: str
+    template_version: str
 
     def mask(self, seqs: Sequence[int]) -> str:
         """The bits of these people, as PostgreSQL writes a bit string."""
@@ -53,6 +55,7 @@ class Lease:
             "chunk_no": self.chunk_no,
             "fence": self.fence,
             "owner": self.owner,
+            "template_version": self.template_version,
             "first_seq": self.first_seq,
             "size": self.size,
         }
@@ -64,6 +67,10 @@ class Opened:
 
     no: int
     seqs: tuple[int, ...]
+
+    @property
+    def people(self) -> frozenset[int]:
+        return frozenset(self.seqs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +259,12 @@ def slices(connection: Connection, campaign_id: int, between: tuple[int, int] = 
 
 def next_due(connection: Connection, campaign_id: int, between: tuple[int, int]) -> float | None:
     """Seconds until a pending chunk of these slices may be leased (negative: it may be now); None when none is pending."""
-    row = connection.execute(
-        QUERIES["next_due"], {"campaign_id": campaign_id, "first_slice": between[0], "last_slice": between[1]}
-    ).fetchone()
-    return None if row is None or row[0] is None else float(row[0])
+    return _seconds(connection, "next_due", campaign_id, between)
+
+
+def next_free(connection: Connection, campaign_id: int, between: tuple[int, int]) -> float | None:
+    """As `next_due`, but a chunk in other hands counts with the end of its lease: its holder may be dead."""
+    return _seconds(connection, "next_free", campaign_id, between)
 
 
 def pack_message_ids(ids: Sequence[str]) -> tuple[bytes | None, str | None]:
@@ -286,6 +295,13 @@ def unpack_message_ids(packed: bytes | None, text: str | None) -> list[str]:
         parts = (digits[:16], digits[16:24], digits[24:28], digits[28:32], digits[32:36], digits[36:])
         found.append("-".join(parts) + "-000000")
     return found
+
+
+def _seconds(connection: Connection, name: str, campaign_id: int, between: tuple[int, int]) -> float | None:
+    row = connection.execute(
+        QUERIES[name], {"campaign_id": campaign_id, "first_slice": between[0], "last_slice": between[1]}
+    ).fetchone()
+    return None if row is None or row[0] is None else float(row[0])
 
 
 def _after(result: Result, tries: int) -> Result:

@@ -13,7 +13,8 @@ UPDATE mailpipe.chunk c
 SET state = 'leased', owner = :owner, fence = c.fence + 1,
     leased_until = clock_timestamp() + make_interval(secs => :seconds)
 FROM free WHERE c.campaign_id = :campaign_id AND c.chunk_no = free.chunk_no
-RETURNING c.campaign_id, c.chunk_no, c.slice, c.first_seq, c.size, c.attempt, c.fence, CAST(c.finished AS text) AS finished, c.owner;
+RETURNING c.campaign_id, c.chunk_no, c.slice, c.first_seq, c.size, c.attempt, c.fence, CAST(c.finished AS text) AS finished, c.owner,
+          (SELECT g.template_version FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id) AS template_version;
 
 -- name: people
 -- Those of a chunk that have no final state yet.
@@ -26,7 +27,7 @@ ORDER BY r.seq;
 
 -- name: open
 -- Commit this before the request leaves. People suppressed or no longer opted in *now* are skipped, the others' bits are
--- set. No row: the lease, the fence or the campaign's state is no longer what it was, and no call may be made.
+-- set. No row: the lease, the fence, the campaign's state or its template is no longer what it was, and no call may be made.
 WITH asked AS (
     SELECT person.seq, set_bit(CAST(repeat('0', :size) AS bit varying), person.seq - :first_seq, 1) AS bit,
            CASE WHEN EXISTS (SELECT FROM mailpipe.suppression s WHERE s.email_key = lower(person.email)) THEN 'suppressed'
@@ -48,7 +49,7 @@ opening AS (
     WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no
       AND c.state = 'leased' AND c.owner = :owner AND c.fence = :fence AND c.leased_until > clock_timestamp()
       AND bit_count((c.opened | c.finished) & (m.take | m.refuse)) = 0
-      AND (SELECT g.state = 'sending' FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id)
+      AND (SELECT g.state = 'sending' AND g.template_version = :template_version FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id)
     RETURNING c.calls
 ),
 refused AS (
@@ -251,3 +252,8 @@ FROM mailpipe.chunk WHERE campaign_id = :campaign_id AND slice BETWEEN :first_sl
 -- Seconds until the next chunk of these slices may be leased; NULL when none is pending.
 SELECT extract(epoch FROM min(due_at) - clock_timestamp()) FROM mailpipe.chunk
 WHERE campaign_id = :campaign_id AND slice BETWEEN :first_slice AND :last_slice AND state = 'pending';
+
+-- name: next_free
+-- As next_due, but what is in other hands counts too: it comes back when its lease ends, at the latest.
+SELECT extract(epoch FROM min(CASE state WHEN 'leased' THEN leased_until ELSE due_at END) - clock_timestamp()) FROM mailpipe.chunk
+WHERE campaign_id = :campaign_id AND slice BETWEEN :first_slice AND :last_slice AND state IN ('pending', 'leased');

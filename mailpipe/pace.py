@@ -88,17 +88,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The right to make one call at `at` (this process's monotonic clock), and up to LATENESS later."""
+    """The right to make one call of at most `call_size` recipients at `at` (this process's monotonic clock, seconds), and up to
+    `lateness` later."""
 
     at: float
+    lateness: float
+    call_size: int
 
     @property
     def wait(self) -> float:
         return self.at - time.monotonic()
-
-    @property
-    def is_late(self) -> bool:
-        return time.monotonic() > self.at + LATENESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +108,42 @@ class Refusal:
     reason: str | None = None
 
 
+class Clock:
+    """The distance of the database's clock to this process's monotonic clock, as two bounds in seconds.
+
+    An answer tells a time of the database that lies between the asking and the receipt. The quickest answers narrow the
+    bounds to a fraction of a millisecond; they widen again with time, because clocks drift. So neither a slow answer nor a busy
+    machine makes a slot later than it is.
+    """
+
+    DRIFT = 0.0005
+    """By how much two clocks may part: adjtimex and NTP slew by at most 500 ppm."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bounds = (float("-inf"), float("inf"))
+        self._noted_at = 0.0
+
+    def note(self, asked: float, received: float, started: float, told: float) -> tuple[float, float]:
+        """Take in one answer: the question left at `asked`, was begun on at `started` and answered at `told` (the database's
+        clock), and was `received`. Answers the bounds of what must be added to a time of the database."""
+        low, high = asked - started, received - told
+        with self._lock:
+            drift = (received - self._noted_at) * self.DRIFT
+            known = (max(low, self._bounds[0] - drift), min(high, self._bounds[1] + drift))
+            # They contradict each other only when somebody has set a clock.
+            self._bounds = known if known[0] <= known[1] else (low, high)
+            self._noted_at = received
+            return self._bounds
+
+
 class Pace:
     """The pace of one campaign in one process; shared by its sender threads."""
 
     def __init__(self, campaign_id: int) -> None:
         self._campaign_id = campaign_id
         self._lock = threading.Lock()
+        self._clock = Clock()
         self._limits: Limits | None = None
         self._read_at = 0.0
 
@@ -126,8 +155,8 @@ class Pace:
                 self._read_at = time.monotonic()
             return self._limits
 
-    def take(self, connection: Connection, *, patience: float) -> Slot | Refusal:
-        """Reserve the next slot that lies within `patience` seconds. What is reserved stays spent, whatever happens."""
+    def take(self, connection: Connection, *, patience: float, lead: float = 0.0) -> Slot | Refusal:
+        """Reserve the next slot that lies `lead` to `patience` seconds ahead. What is reserved stays spent, whatever happens."""
         limits = self.limits(connection)
         blocked = (limits.blocked_for or 0.0) - (time.monotonic() - self._read_at)
         if blocked > 0:
@@ -140,20 +169,27 @@ class Pace:
             sequences.append(f"mailpipe.pace_campaign_{self._campaign_id}")
             spacings.append(spacing(limits.campaign))
         if not sequences:
-            return Slot(time.monotonic())
+            return Slot(time.monotonic(), float("inf"), limits.call_size)
+        asked = time.monotonic()
         row = connection.execute(
             QUERIES["take"],
             {
                 "sequences": sequences,
                 # Rounded up, and half a per cent more, so that no window can catch a slot at both of its ends.
                 "spacings": [int(seconds * 1.005e6) + 1 for seconds in spacings],
+                "lead": lead,
                 "patience": patience,
             },
         ).fetchone()
-        # From the receipt of the answer: late by at most its way back, never early.
         received = time.monotonic()
         assert row is not None
-        return Slot(received + row[1]) if row[0] else Refusal(row[1])
+        granted, slot, present, started = row
+        low, high = self._clock.note(asked, received, started, present)
+        if not granted:
+            return Refusal(slot - present)
+        # Never early by the upper bound, never more than LATENESS late by the lower one.
+        lateness = slot + low + LATENESS - (slot + high)
+        return Slot(slot + high, lateness, limits.call_size) if lateness > 0 else Refusal(0.0)
 
     def block(self, connection: Connection, reason: str) -> None:
         """SES refused for `rate` or `quota`: everybody waits a while."""

@@ -8,7 +8,8 @@ SELECT p.ceiling, p.account_rate, g.rate, p.blocked_reason,
 FROM mailpipe.pace p LEFT JOIN mailpipe.campaign g ON g.campaign_id = :campaign_id;
 
 -- name: take
-SELECT granted, wait FROM mailpipe.take_slot(CAST(CAST(:sequences AS text[]) AS regclass[]), CAST(:spacings AS bigint[]), :patience);
+SELECT granted, slot, present, CAST(extract(epoch FROM statement_timestamp()) AS double precision)
+FROM mailpipe.take_slot(CAST(CAST(:sequences AS text[]) AS regclass[]), CAST(:spacings AS bigint[]), :lead, :patience);
 
 -- name: block
 UPDATE mailpipe.pace

@@ -26,7 +26,7 @@ from mailpipe.ledger import SliceCounts
 from mailpipe.links import Signer
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
-from mailpipe.worker import Job, Tally, Worker
+from mailpipe.worker import Job, Tally, Templates, Worker
 
 LOG = logging.getLogger("mailpipe.send")
 
@@ -99,21 +99,20 @@ def run(
         if found.state != "sending":
             reporter.report(connection)
             return Outcome(End.COMPLETE if found.state == "done" else End.NOT_SENDING, _refusal(found))
-        template = campaign.published_template(connection, found)
         read_account(connection, config, ses)
         shared = pace.Pace(found.campaign_id)
         threads = config.threads or plan.threads(shared.limits(connection).campaign)
     job = Job(
         campaign=found,
-        template=template,
+        templates=Templates(),
         signer=Signer(settings.unsubscribe_keys(config), config.public_url, config.unsubscribe_mailto),
         database=database,
         ses=ses,
         pace=shared,
         configuration_set=config.configuration_set,
-        consent=config.consent,
         lease=config.lease,
         stop=stop,
+        open_statement=ledger.open_statement(config.consent),
     )
     crew = _Crew(job, slices, horizon, threads)
     with _collector_at_rest():
@@ -127,9 +126,9 @@ def run(
                     if on_tick is not None:
                         on_tick(connection)
         finally:
+            interrupted = stop.is_set() and crew.halt is None
             stop.set()
             crew.join()
-    crew.check()
     with database.connection() as connection:
         if crew.halt is not None:
             campaign.halt(connection, key, reason=crew.halt)
@@ -137,7 +136,9 @@ def run(
         reporter.report(connection)
         if on_tick is not None:
             on_tick(connection)
-        end, text = _ending(connection, key, slices, interrupted=crew.interrupted)
+        # Only now: what was completed before the fault has been told.
+        crew.check()
+        end, text = _ending(connection, key, slices, interrupted=interrupted)
     return Outcome(end, text, crew.calls, crew.accepted, time.monotonic() - started)
 
 
@@ -201,7 +202,6 @@ class _Crew:
         self._low = 0
         self._fault: BaseException | None = None
         self._account_read = time.monotonic()
-        self.interrupted = False
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._workers = [Worker(job, f"{name}:{number}") for number in range(threads)]
         self._threads = [
@@ -247,8 +247,6 @@ class _Crew:
         if self.halt is not None:
             campaign.halt(connection, self._job.campaign.key, reason=self.halt)
             self._job.stop.set()
-        elif self._job.stop.is_set():
-            self.interrupted = True
         if time.monotonic() - self._account_read > ACCOUNT_EVERY:
             self._account_read = time.monotonic()
             read_account(connection, config, self._job.ses)
@@ -292,15 +290,15 @@ class _Crew:
         return None
 
     def _wait_for_work(self, worker: Worker) -> bool:
-        """Whether something of these slices becomes due within the horizon; waits a little for it."""
+        """Whether something of these slices becomes due, or comes back from other hands, within the horizon; waits a little."""
 
-        def next_due(connection: Connection) -> float | None:
+        def next_free(connection: Connection) -> float | None:
             ledger.expire_leases(connection, self._job.campaign.campaign_id)
             if campaign.get(connection, self._job.campaign.key).state != "sending":
                 return None
-            return ledger.next_due(connection, self._job.campaign.campaign_id, self._slices)
+            return ledger.next_free(connection, self._job.campaign.campaign_id, self._slices)
 
-        due = worker._safely(next_due)
+        due = worker._safely(next_free)
         if due is None or due > self._horizon:
             return False
         self._job.stop.wait(min(max(due, 0.01), _IDLE))

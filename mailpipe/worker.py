@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from mailpipe import ledger, message, pace
-from mailpipe.campaign import Campaign
+from mailpipe.campaign import Campaign, published_template
 from mailpipe.db import Connection, Database
 from mailpipe.errors import DatabaseUnavailable
 from mailpipe.ledger import Lease, Opened, Unfit
@@ -42,7 +42,11 @@ _OPEN_AHEAD = 0.2
 _LEAD = 0.05
 """Seconds that a call is opened before its slot, beside twice the time of a commit: with 20 ms a busy machine missed 2 % of the
 slots. A call waits them in its thread, of which there are enough."""
+_LEAST_LEAD = 0.02
+"""The same for slots that are free at once: they are asked for so much later than now."""
 _RECONNECT = 0.5
+_LONGEST_REST = 15.0
+"""Seconds between two attempts to reach SES, growing from the first to the last; nobody's attempt is counted."""
 HOPELESS_CALLS = 5
 """So many calls in a row without a usable answer, or refused as a whole down to single people, stop the campaign: the fault
 is not theirs, and each further call would only add to the `unknown` or the `failed`."""
@@ -62,26 +66,34 @@ class Streak:
             return self._length
 
 
+class Templates:
+    """The published templates that a run has met, by their versioned names: it can change while a campaign is paused."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Template] = {}
+
+    def get(self, connection: Connection, version: str) -> Template:
+        if version not in self._known:
+            self._known[version] = published_template(connection, version)
+        return self._known[version]
+
+
 @dataclass(frozen=True)
 class Job:
     """What all threads of a run share and none changes."""
 
     campaign: Campaign
-    template: Template
+    templates: Templates
     signer: Signer
     database: Database
     ses: Ses
     pace: pace.Pace
     configuration_set: str
-    consent: str
     lease: float
     stop: threading.Event
+    open_statement: bytes
     unanswered: Streak = field(default_factory=Streak)
     refused: Streak = field(default_factory=Streak)
-
-    @property
-    def open_statement(self) -> bytes:
-        return ledger.open_statement(self.consent)
 
 
 @dataclass
@@ -107,6 +119,24 @@ class _Answered:
 
 
 @dataclass
+class _Chunk:
+    """A leased chunk at work: batches still to be called, counted refusals by seq, an answer that is not written yet, and the
+    seconds for which the chunk is left alone afterwards."""
+
+    held: Lease
+    todo: deque[list[_Entry]]
+    tries: dict[int, int]
+    answered: _Answered | None = None
+    delay: float = 0.0
+
+    def next_batch(self, size: int) -> list[_Entry]:
+        first = self.todo.popleft()
+        if len(first) > size:
+            self.todo.appendleft(first[size:])
+        return first[:size]
+
+
+@dataclass
 class Worker:
     """A sender thread's hands. Not shared between threads."""
 
@@ -114,50 +144,56 @@ class Worker:
     owner: str
     tally: Tally = field(default_factory=Tally)
     _open_seconds: float = 0.005
+    _rest: float = _RECONNECT
 
     def work(self, held: Lease) -> None:
         """Work a leased chunk until nobody in it is left, the campaign stops, or the lease is lost."""
-        statement = self.job.open_statement
-        todo, tries = self._prepare(held)
-        answered: _Answered | None = None
-        delay = 0.0
-        holding = True
-        while todo and holding and not self.job.stop.is_set() and self.tally.halt is None:
-            batch = self._next_batch(todo)
-            slot = self._slot()
-            if isinstance(slot, pace.Refusal):
-                todo.appendleft(batch)
-                delay = slot.wait
-                break
-            if answered is not None and slot.wait > _OPEN_AHEAD:
-                holding, answered = self._record(held, answered), None
-            # Opened just before its slot: the commit and the making of the request take about this long.
-            if self.job.stop.wait(max(0.0, slot.wait - 2 * self._open_seconds - _LEAD)):
-                todo.appendleft(batch)
-                break
-            opened = self._open(held, batch, statement, answered)
-            answered = None
-            if opened is None:
-                holding = False
-                break
-            if not opened.seqs:
-                continue
-            chosen = [one for one in batch if one.person.seq in set(opened.seqs)]
-            answer = self._call(chosen, slot)
-            if answer is None:
-                self._retract(held, opened)
-                todo.appendleft(chosen)
-                continue
-            answered = _Answered(opened, answer, {seq: tries[seq] for seq in opened.seqs if tries.get(seq)})
-            delay = max(delay, self._consider(answer, chosen, todo, tries))
-        if answered is not None:
-            self._record(held, answered)
-        # Does nothing to a chunk that is done, or no longer ours.
-        self._safely(lambda connection: ledger.release(connection, held, delay=delay))
+        chunk = self._prepare(held)
+        try:
+            while chunk.todo and not self.job.stop.is_set() and self.tally.halt is None:
+                if not self._next_call(chunk):
+                    break
+        finally:
+            # Also after a fault: an answer that is known is written.
+            self._record(chunk)
+            # Does nothing to a chunk that is done, or no longer ours.
+            self._safely(lambda connection: ledger.release(connection, held, delay=chunk.delay))
 
-    def _prepare(self, held: Lease) -> tuple[deque[list[_Entry]], dict[int, int]]:
+    def _next_call(self, chunk: _Chunk) -> bool:
+        """Take a slot, open a call, make it. Answers whether the chunk can be gone on with."""
+        slot = self._slot(chunk)
+        if slot is None:
+            return False
+        # Opened just before its slot: the commit and the making of the request take about this long.
+        if self.job.stop.wait(max(0.0, slot.wait - 2 * self._open_seconds - _LEAD)):
+            return False
+        batch = chunk.next_batch(slot.call_size)
+        opened = self._open(chunk, batch)
+        if opened is None:
+            return False
+        chosen = [one for one in batch if one.person.seq in opened.people]
+        if not chosen:
+            return True
+        answer = self._call(chunk, chosen, slot)
+        if answer is None:
+            self._retract(chunk.held, opened)
+            chunk.todo.appendleft(chosen)
+            return True
+        chunk.answered = _Answered(
+            opened, answer, {seq: chunk.tries[seq] for seq in opened.seqs if chunk.tries.get(seq)}
+        )
+        if self._consider(chunk, answer, chosen):
+            return True
+        # SES could not be reached: a rest instead of a storm of attempts. What is known is written before.
+        holding = self._record(chunk)
+        self.job.stop.wait(min(self._rest, self.job.lease / 4))
+        self._rest = min(self._rest * 2, _LONGEST_REST)
+        return holding
+
+    def _prepare(self, held: Lease) -> _Chunk:
         """Everybody's entry; who cannot be mailed gets a final state at once, and alone."""
         people = self._safely(lambda connection: ledger.people(connection, held))
+        template = self._safely(lambda connection: self.job.templates.get(connection, held.template_version))
         entries: list[_Entry] = []
         unfit: list[Unfit] = []
         for person in people:
@@ -166,7 +202,7 @@ class Worker:
                     _Entry(
                         person,
                         message.entry(
-                            self.job.template,
+                            template,
                             person,
                             self.job.signer,
                             campaign=self.job.campaign.key,
@@ -182,68 +218,70 @@ class Worker:
         if unfit:
             self._safely(lambda connection: ledger.refuse(connection, held, unfit))
         tries = {person.seq: person.tries for person in people if person.tries}
-        return deque([entries] if entries else []), tries
+        return _Chunk(held, deque([entries] if entries else []), tries)
 
-    def _next_batch(self, todo: deque[list[_Entry]]) -> list[_Entry]:
-        size = self._safely(self.job.pace.limits).call_size
-        first = todo.popleft()
-        if len(first) > size:
-            todo.appendleft(first[size:])
-        return first[:size]
+    def _slot(self, chunk: _Chunk) -> pace.Slot | None:
+        """The next slot. A wait of more than half a lease is not waited for: the chunk goes back. None: no call may be made.
 
-    def _slot(self) -> pace.Slot | pace.Refusal:
-        """The next slot. A wait of more than half a lease is not waited for: the chunk goes back."""
+        An answer is not kept waiting for a distant slot: it is written first.
+        """
+        if chunk.answered is not None:
+            slot = self._take(_OPEN_AHEAD)
+            if isinstance(slot, pace.Slot):
+                return slot
+            if not self._record(chunk):
+                return None
         patience = self.job.lease / 2
         give_up = time.monotonic() + patience
         while True:
-            slot = self._safely(lambda connection: self.job.pace.take(connection, patience=patience))
-            if isinstance(slot, pace.Slot) or slot.wait > patience or time.monotonic() > give_up:
+            slot = self._take(patience)
+            if isinstance(slot, pace.Slot):
                 return slot
+            if slot.wait > patience or time.monotonic() > give_up:
+                chunk.delay = max(chunk.delay, slot.wait)
+                return None
             if self.job.stop.wait(min(slot.wait, 1.0)):
-                return slot
+                return None
 
-    def _open(
-        self, held: Lease, batch: Sequence[_Entry], statement: bytes, answered: _Answered | None
-    ) -> Opened | None:
+    def _take(self, patience: float) -> pace.Slot | pace.Refusal:
+        lead = 2 * self._open_seconds + _LEAST_LEAD
+        return self._safely(lambda connection: self.job.pace.take(connection, patience=patience, lead=lead))
+
+    def _open(self, chunk: _Chunk, batch: Sequence[_Entry]) -> Opened | None:
         """Open a call, in one commit with the record of the one before. None: no call may be made."""
         people = [one.person for one in batch]
-
-        def step(connection: Connection) -> Opened | None:
-            with connection.transaction():
-                holding = True
-                if answered is not None:
-                    holding = self._write(connection, held, answered)
-                if not holding:
-                    return None
-                return ledger.open_call(connection, held, people, statement=statement, seconds=self.job.lease)
-
+        held, answered = chunk.held, chunk.answered
         start = time.monotonic()
         try:
-            with self.job.database.connection() as connection:
-                opened = step(connection)
+            with self.job.database.transaction() as connection:
+                opened = None
+                if answered is None or self._write(connection, held, answered):
+                    opened = ledger.open_call(
+                        connection, held, people, statement=self.job.open_statement, seconds=self.job.lease
+                    )
         except (psycopg.OperationalError, DatabaseUnavailable):
             # Nobody knows whether this commit happened. Nothing was sent, so what it may have opened is closed again.
             LOG.warning("database lost while a call was opened; it is not made")
             self._retract(held, Opened(0, tuple(person.seq for person in people)))
-            if answered is not None:
-                self._record(held, answered)
+            self._record(chunk)
             return None
+        chunk.answered = None
         self._open_seconds += (min(time.monotonic() - start, 0.1) - self._open_seconds) / 8
         return opened
 
-    def _call(self, chosen: Sequence[_Entry], slot: pace.Slot) -> Answer | None:
+    def _call(self, chunk: _Chunk, chosen: Sequence[_Entry], slot: pace.Slot) -> Answer | None:
         """Make the call within its slot; None: the slot was missed, or the request was never made."""
         spec = self.job.campaign.spec
-        made = request.bulk_request(
-            sender=spec.sender,
-            template_name=self.job.template.version,
-            configuration_set=self.job.configuration_set,
-            entries=[one.entry for one in chosen],
-            reply_to=spec.reply_to,
-        )
         try:
+            made = request.bulk_request(
+                sender=spec.sender,
+                template_name=chunk.held.template_version,
+                configuration_set=self.job.configuration_set,
+                entries=[one.entry for one in chosen],
+                reply_to=spec.reply_to,
+            )
             request.check_bulk(made)
-            answer = self.job.ses.send(made, at=slot.at, lateness=pace.LATENESS)
+            answer = self.job.ses.send(made, at=slot.at, lateness=slot.lateness)
         except SlotMissed:
             return None
         except request.RequestError as error:
@@ -253,30 +291,28 @@ class Worker:
         self.tally.accepted += sum(result.kind is Kind.SENT for result in answer.results)
         return answer
 
-    def _consider(
-        self, answer: Answer, chosen: Sequence[_Entry], todo: deque[list[_Entry]], tries: dict[int, int]
-    ) -> float:
-        """Who is tried again, and when: at once, in halves, or (the seconds answered) with the chunk's next lease."""
+    def _consider(self, chunk: _Chunk, answer: Answer, chosen: Sequence[_Entry]) -> bool:
+        """Who is tried again, and when: at once, in halves, or with the chunk's next lease. False: SES was not reached."""
         self.tally.halt = answer.halt or self.tally.halt or self._hopeless(answer)
         if answer.blocked is not None:
             reason = answer.blocked
             self._safely(lambda connection: self.job.pace.block(connection, reason))
-        again = [one for one, result in zip(chosen, answer.results, strict=True) if result.kind is Kind.AGAIN]
-        if answer.split and len(again) > 1:
-            half = len(again) // 2
-            todo.extendleft([again[half:], again[:half]])
-        elif again:
-            todo.append(again)
-            if answer.blocked is None and answer.halt is None:
-                # SES could not be reached: a moment's rest instead of a storm of attempts.
-                self.job.stop.wait(_RECONNECT)
-        delay = 0.0
         for one, result in zip(chosen, answer.results, strict=True):
             if result.kind is Kind.RETRY:
                 seq = one.person.seq
-                tries[seq] = tries.get(seq, 0) + 1
-                delay = max(delay, RETRY_DELAY * 2 ** (tries[seq] - 1))
-        return delay
+                chunk.tries[seq] = chunk.tries.get(seq, 0) + 1
+                chunk.delay = max(chunk.delay, RETRY_DELAY * 2 ** (chunk.tries[seq] - 1))
+        again = [one for one, result in zip(chosen, answer.results, strict=True) if result.kind is Kind.AGAIN]
+        if answer.split and len(again) > 1:
+            half = len(again) // 2
+            chunk.todo.extendleft([again[half:], again[:half]])
+            return True
+        if again:
+            chunk.todo.append(again)
+        reached = not again or answer.blocked is not None or answer.halt is not None
+        if reached:
+            self._rest = _RECONNECT
+        return reached
 
     def _hopeless(self, answer: Answer) -> str | None:
         unanswered = all(result.kind is Kind.UNKNOWN for result in answer.results)
@@ -288,9 +324,15 @@ class Worker:
                 return f"SES refuses every request as a whole ({answer.results[0].reason}: {answer.results[0].detail})"
         return None
 
-    def _record(self, held: Lease, answered: _Answered) -> bool:
-        """Write an answer, again and again until the database has it: writing it twice changes nothing."""
-        return self._safely(lambda connection: self._write(connection, held, answered))
+    def _record(self, chunk: _Chunk) -> bool:
+        """Write the answer that is not written yet, again and again until the database has it: writing it twice changes nothing.
+
+        Answers whether the chunk still belongs to this worker.
+        """
+        answered, chunk.answered = chunk.answered, None
+        if answered is None:
+            return True
+        return self._safely(lambda connection: self._write(connection, chunk.held, answered))
 
     def _write(self, connection: Connection, held: Lease, answered: _Answered) -> bool:
         return ledger.record(connection, held, answered.opened, answered.answer, answered.tries)

@@ -181,31 +181,34 @@ INSERT INTO mailpipe.pace DEFAULT VALUES;
 -- rollback does not take a slot back. Each campaign has one beside it, `pace_campaign_ID`.
 CREATE SEQUENCE mailpipe.pace_account;
 
--- Give away the next slot that all `sequences` allow, each `spacings` microseconds after its own last one, and answer how many
--- seconds from now it lies. A slot further away than `patience` seconds is not given away, only told. The advisory lock
--- makes the decision one step for all processes; the clock is the database's alone.
+-- Give away the next slot that all `sequences` allow, each `spacings` microseconds after its own last one and `lead` seconds from
+-- now at the earliest. A slot further away than `patience` seconds is not given away, only told. Answers the slot and the
+-- present, in seconds since 1970. The advisory lock makes the decision one step for all processes; the clock is the
+-- database's alone.
 CREATE FUNCTION mailpipe.take_slot(
-    sequences regclass[], spacings bigint[], patience double precision, OUT granted boolean, OUT wait double precision
+    sequences regclass[], spacings bigint[], lead double precision, patience double precision,
+    OUT granted boolean, OUT slot double precision, OUT present double precision
 ) LANGUAGE plpgsql AS $$
 DECLARE
-    present bigint;
-    slot bigint;
+    now_at bigint;
+    slot_at bigint;
 BEGIN
     -- A slot lost in a crash of the server is lost with less than a second of others: no flush for each.
     PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM pg_advisory_xact_lock(782638, 1);
-    present := (extract(epoch FROM clock_timestamp()) * 1e6)::bigint;
-    slot := present;
+    now_at := (extract(epoch FROM clock_timestamp()) * 1e6)::bigint;
+    slot_at := now_at + (lead * 1e6)::bigint;
     FOR i IN 1 .. cardinality(sequences) LOOP
-        slot := greatest(slot, coalesce(pg_sequence_last_value(sequences[i]), 0) + spacings[i]);
+        slot_at := greatest(slot_at, coalesce(pg_sequence_last_value(sequences[i]), 0) + spacings[i]);
     END LOOP;
-    granted := slot - present <= patience * 1e6;
+    granted := slot_at - now_at <= patience * 1e6;
     IF granted THEN
         FOR i IN 1 .. cardinality(sequences) LOOP
-            PERFORM setval(sequences[i], slot);
+            PERFORM setval(sequences[i], slot_at);
         END LOOP;
     END IF;
-    wait := (slot - (extract(epoch FROM clock_timestamp()) * 1e6)::bigint) / 1e6;
+    slot := slot_at / 1e6;
+    present := extract(epoch FROM clock_timestamp());
 END;
 $$;
 
