@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,8 +34,9 @@ TEMPLATE = {
 USERS = """\
 CREATE TABLE IF NOT EXISTS users (
     user_id bigint PRIMARY KEY, email text, timezone text, locale text, first_name text, city text,
-    is_active boolean NOT NULL DEFAULT true, marketing_opt_in boolean NOT NULL DEFAULT true,
+    is_active boolean NOT NULL DEFAULT true, marketing_opt_in boolean DEFAULT true,
     created_at timestamptz NOT NULL DEFAULT '2020-01-01Z')"""
+STATES = ("pending", "sending", "sent", "failed", "skipped", "unknown")
 
 
 @dataclass
@@ -151,13 +153,31 @@ class World:
         }
         assert sent <= accepted.keys(), "somebody is called sent whom the provider never accepted"
         assert accepted.keys() <= sent | unsure, "the provider accepted somebody whom the ledger does not call sent"
+        return self.balance(key)
+
+    def balance(self, key: str) -> dict[str, int]:
+        """Check that counters, slices and people say the same; answers people by state."""
+        states = self.states(key)
         with self.database.connection() as connection:
-            counts = ledger.counts(connection, campaign.get(connection, key).campaign_id)
+            campaign_id = campaign.get(connection, key).campaign_id
+            counts = ledger.counts(connection, campaign_id)
+            slices = ledger.slices(connection, campaign_id).values()
         by_state = Counter(state for state, _ in states.values())
-        for state in ("pending", "sending", "sent", "failed", "skipped", "unknown"):
+        for state in STATES:
             assert getattr(counts, state) == by_state.get(state, 0), f"the counter of {state} disagrees with the people"
+            assert sum(getattr(one, state) for one in slices) == by_state.get(state, 0), (
+                f"the slices disagree in {state}"
+            )
         assert sum(by_state.values()) == counts.total == len(states)
         return dict(by_state)
+
+
+def wait_for(condition: Callable[[], bool], what: str, *, seconds: float = 20) -> None:
+    """Wait until a condition holds; the test fails when it does not within the time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.005)
 
 
 @contextmanager

@@ -1,0 +1,713 @@
+"""The ledger's steps one by one, called directly: who may write what, and when nothing may be written."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mailpipe import campaign, ledger
+from mailpipe.db import Connection
+from mailpipe.ledger import Lease, Opened, Unfit
+from mailpipe.message import Recipient
+from mailpipe.ses.answer import Answer, Kind, Result
+from mailpipe.settings import DEFAULT_CONSENT
+from tests.support import World, wait_for
+
+OPEN = ledger.open_statement(DEFAULT_CONSENT)
+SENT, FAILED, RETRY, AGAIN, UNKNOWN = Kind.SENT, Kind.FAILED, Kind.RETRY, Kind.AGAIN, Kind.UNKNOWN
+
+
+def message_id(number: int) -> str:
+    return f"{number:016x}-01234567-89ab-4def-8123-456789abcdef-000000"
+
+
+def answer(*kinds: Kind, first: int = 1) -> Answer:
+    """What SES says to as many people; the message ids are numbered from `first` on."""
+    results = [
+        Result(kind, message_id=message_id(first + i)) if kind is SENT else Result(kind, f"because_{kind}", "text")
+        for i, kind in enumerate(kinds)
+    ]
+    return Answer(tuple(results), seconds=0.1)
+
+
+class Table:
+    """A sending campaign of `people`, cut into chunks of the sizes that a test wants, and the ledger's steps on it."""
+
+    def __init__(self, world: World, connection: Connection, sizes: Sequence[int]) -> None:
+        self.world, self.connection = world, connection
+        world.people(sum(sizes))
+        self.key = world.ready()
+        self.campaign_id = world.campaign(self.key).campaign_id
+        first = 1
+        connection.execute("DELETE FROM mailpipe.chunk WHERE campaign_id = %s", (self.campaign_id,))
+        for number, size in enumerate(sizes):
+            connection.execute(
+                "INSERT INTO mailpipe.chunk (campaign_id, chunk_no, slice, first_seq, size, due_at, opened, finished)"
+                " VALUES (%s, %s, %s, %s, %s, now(), repeat('0', %s)::varbit, repeat('0', %s)::varbit)",
+                (self.campaign_id, number, number, first, size, size, size),
+            )
+            first += size
+        campaign.start(connection, self.key, actor="test")
+
+    def lease(
+        self, owner: str = "one", *, seconds: float = 60, slices: tuple[int, int] = (0, 99), low: int = 0
+    ) -> Lease | None:
+        return ledger.lease(self.connection, self.campaign_id, slices, owner=owner, seconds=seconds, low=low)
+
+    def hold(self, owner: str = "one", *, seconds: float = 60) -> Lease:
+        held = self.lease(owner, seconds=seconds)
+        assert held is not None
+        return held
+
+    def people(self, held: Lease) -> list[Recipient]:
+        return ledger.people(self.connection, held)
+
+    def open(self, held: Lease, *seqs: int, seconds: float = 60) -> Opened | None:
+        """Open a call for these people, or for everybody of the chunk."""
+        wanted = seqs or tuple(range(held.first_seq, held.first_seq + held.size))
+        people = [Recipient(seq, str(seq), "unread", None, None, {}) for seq in wanted]
+        return ledger.open_call(self.connection, held, people, statement=OPEN, seconds=seconds)
+
+    def call(self, held: Lease, *seqs: int) -> Opened:
+        opened = self.open(held, *seqs)
+        assert opened is not None
+        return opened
+
+    def record(self, held: Lease, opened: Opened, said: Answer, tries: dict[int, int] | None = None) -> bool:
+        return ledger.record(self.connection, held, opened, said, tries or {})
+
+    def expire(self) -> tuple[int, int]:
+        """Let every lease of the campaign end now, and sweep."""
+        self.connection.execute(
+            "UPDATE mailpipe.chunk SET leased_until = now() - interval '1 second' WHERE campaign_id = %s AND state = 'leased'",
+            (self.campaign_id,),
+        )
+        return ledger.expire_leases(self.connection, self.campaign_id)
+
+    def chunk(self, number: int = 0) -> dict[str, Any]:
+        names = ("state", "owner", "fence", "calls", "opened", "finished", "sent", "failed", "skipped", "unknown")
+        row = self.connection.execute(
+            f"SELECT {', '.join(names)} FROM mailpipe.chunk WHERE campaign_id = %s AND chunk_no = %s".encode(),
+            (self.campaign_id, number),
+        ).fetchone()
+        assert row is not None
+        return dict(zip(names, row, strict=True))
+
+    def states(self) -> dict[int, str]:
+        """State of everybody, after a look at the counters."""
+        self.world.balance(self.key)
+        return {seq: state for seq, (state, _) in sorted(self.world.states(self.key).items())}
+
+    def row(self) -> str:
+        """The states of all people as one letter each; `-` is pending."""
+        letters = {"pending": "-", "sending": "o", "sent": "s", "failed": "f", "skipped": "x", "unknown": "u"}
+        return "".join(letters[state] for state in self.states().values())
+
+    def calls(self) -> list[tuple[Any, ...]]:
+        return self.connection.execute(
+            "SELECT no, positions, accepted, codes FROM mailpipe.call WHERE campaign_id = %s ORDER BY chunk_no, no",
+            (self.campaign_id,),
+        ).fetchall()
+
+    def outcomes(self) -> list[tuple[Any, ...]]:
+        return self.connection.execute(
+            "SELECT seq, state, reason, tries FROM mailpipe.outcome WHERE campaign_id = %s ORDER BY seq",
+            (self.campaign_id,),
+        ).fetchall()
+
+
+def somebody_waits_for_a_lock(connection: Connection) -> bool:
+    row = connection.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    ).fetchone()
+    return row is not None and row[0] > 0
+
+
+@pytest.fixture
+def make(scene: World) -> Any:
+    with scene.database.connection() as connection:
+        yield lambda *sizes: Table(scene, connection, sizes)
+
+
+class TestLease:
+    def test_two_workers_get_two_chunks_and_the_third_gets_none(self, make: Any) -> None:
+        table: Table = make(3, 3)
+        first, second = table.hold("one"), table.hold("two")
+        assert (first.chunk_no, second.chunk_no) == (0, 1)
+        assert (first.first_seq, second.first_seq, first.size, first.attempt, first.fence) == (1, 4, 3, 1, 1)
+        assert table.lease("three") is None
+        assert table.chunk(0)["owner"] == "one"
+        assert table.row() == "------"
+
+    def test_many_at_once_never_get_the_same_chunk(self, make: Any) -> None:
+        table: Table = make(*[1] * 40)
+        world = table.world
+
+        def take_all(owner: str) -> list[int]:
+            taken: list[int] = []
+            with world.database.connection() as connection:
+                together.wait()
+                while (
+                    held := ledger.lease(connection, table.campaign_id, (0, 99), owner=owner, seconds=60)
+                ) is not None:
+                    taken.append(held.chunk_no)
+            return taken
+
+        together = threading.Barrier(6)
+        with ThreadPoolExecutor(6) as pool:
+            taken = [future.result() for future in [pool.submit(take_all, f"w{i}") for i in range(6)]]
+        assert sorted(number for numbers in taken for number in numbers) == list(range(40))
+
+    @pytest.mark.parametrize("state", ["approved", "paused", "cancelled", "done"])
+    def test_nothing_is_leased_unless_the_campaign_is_sending(self, make: Any, state: str) -> None:
+        table: Table = make(3)
+        table.connection.execute(
+            "UPDATE mailpipe.campaign SET state = %s WHERE campaign_id = %s", (state, table.campaign_id)
+        )
+        assert table.lease() is None
+
+    def test_a_chunk_that_is_not_due_is_not_leased(self, make: Any) -> None:
+        table: Table = make(3)
+        table.connection.execute("UPDATE mailpipe.chunk SET due_at = now() + interval '1 hour'")
+        assert table.lease() is None
+        due = ledger.next_due(table.connection, table.campaign_id, (0, 99))
+        assert due == pytest.approx(3600, abs=5)
+
+    def test_only_the_slices_asked_for_are_leased(self, make: Any) -> None:
+        table: Table = make(1, 1, 1, 1)
+        assert table.lease(slices=(2, 2)) is not None
+        assert table.lease(slices=(2, 2)) is None
+        assert table.lease(slices=(4, 99)) is None
+
+    def test_the_low_water_mark_only_hides_what_lies_below(self, make: Any) -> None:
+        table: Table = make(1, 1, 1)
+        held = table.lease(low=1)
+        assert held is not None and held.chunk_no == 1
+        assert table.hold().chunk_no == 0
+
+    def test_each_lease_has_a_new_fence(self, make: Any) -> None:
+        table: Table = make(2)
+        first = table.hold()
+        ledger.release(table.connection, first)
+        second = table.hold()
+        assert second.fence > first.fence
+
+    def test_a_chunk_far_along_in_a_large_campaign_can_be_read(self, make: Any) -> None:
+        table: Table = make(1)
+        far = Lease(table.campaign_id, 9, 99, 2_000_000, 500, 1, 1, "0" * 500, "one", "any")
+        assert table.people(far) == []
+
+
+class TestPeople:
+    def test_everybody_without_a_final_state_is_told_with_variables(self, make: Any) -> None:
+        table: Table = make(4)
+        held = table.hold()
+        table.record(held, table.call(held, 1, 2, 3), answer(SENT, FAILED, RETRY))
+        ledger.release(table.connection, held)
+        people = table.people(table.hold())
+        assert [(person.seq, person.tries) for person in people] == [(3, 1), (4, 0)]
+        assert people[0].user_id == "3"
+        assert people[0].email == "person3@mail.example.com"
+        assert people[0].variables == {"first_name": "Name3", "city": "Hanoi"}
+
+
+class TestOpen:
+    def test_people_of_an_open_call_are_sending(self, make: Any) -> None:
+        table: Table = make(4)
+        held = table.hold()
+        assert table.open(held, 2, 3) == Opened(1, (2, 3))
+        assert table.row() == "-oo-"
+        assert table.chunk()["calls"] == 1
+
+    @pytest.mark.parametrize("scope", ["all", "marketing"])
+    def test_somebody_suppressed_since_the_snapshot_is_skipped(self, make: Any, scope: str) -> None:
+        table: Table = make(3)
+        table.connection.execute("UPDATE mailpipe.recipient SET email = 'PERSON2@Mail.Example.com' WHERE seq = 2")
+        table.connection.execute(
+            "INSERT INTO mailpipe.suppression VALUES ('person2@mail.example.com', %s, 'unsubscribe', 'test')", (scope,)
+        )
+        held = table.hold()
+        assert table.call(held).seqs == (1, 3)
+        assert table.row() == "oxo"
+        assert table.outcomes() == [(2, "skipped", "suppressed", 0)]
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "UPDATE users SET marketing_opt_in = false WHERE user_id = 2",
+            "UPDATE users SET marketing_opt_in = NULL WHERE user_id = 2",
+            "UPDATE users SET is_active = false WHERE user_id = 2",
+            "DELETE FROM users WHERE user_id = 2",
+        ],
+    )
+    def test_somebody_who_opted_out_or_left_since_the_snapshot_is_skipped(self, make: Any, change: str) -> None:
+        table: Table = make(3)
+        table.connection.execute(change.encode())
+        held = table.hold()
+        assert table.call(held).seqs == (1, 3)
+        assert table.outcomes() == [(2, "skipped", "opted_out", 0)]
+        assert table.row() == "oxo"
+
+    def test_when_nobody_may_be_mailed_no_call_is_counted(self, make: Any) -> None:
+        table: Table = make(2)
+        table.connection.execute("TRUNCATE users")
+        held = table.hold()
+        assert table.open(held) == Opened(0, ())
+        assert table.row() == "xx"
+        ledger.release(table.connection, held)
+        assert table.chunk()["state"] == "done"
+
+    def test_somebody_who_waited_for_another_try_and_opts_out_is_skipped(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold()
+        table.record(held, table.call(held, 1), answer(RETRY))
+        table.connection.execute("DELETE FROM users WHERE user_id = 1")
+        assert table.call(held, 1, 2).seqs == (2,)
+        assert table.outcomes() == [(1, "skipped", "opted_out", 1)]
+        assert table.row() == "xo"
+
+    @pytest.mark.parametrize("state", ["paused", "cancelled", "approved", "done"])
+    def test_nothing_is_opened_once_the_campaign_has_stopped(self, make: Any, state: str) -> None:
+        table: Table = make(2)
+        held = table.hold()
+        table.connection.execute(
+            "UPDATE mailpipe.campaign SET state = %s WHERE campaign_id = %s", (state, table.campaign_id)
+        )
+        assert table.open(held) is None
+        assert table.row() == "--"
+
+    def test_nothing_is_opened_after_the_lease_has_ended(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold(seconds=-1)
+        assert table.open(held) is None
+
+    @pytest.mark.parametrize("change", [{"fence": 7}, {"owner": "two"}, {"chunk_no": 1}])
+    def test_nothing_is_opened_for_anybody_but_the_holder(self, make: Any, change: dict[str, Any]) -> None:
+        table: Table = make(2)
+        assert table.open(replace(table.hold(), **change)) is None
+        assert table.row() == "--"
+
+    def test_nobody_is_opened_twice(self, make: Any) -> None:
+        table: Table = make(3)
+        held = table.hold()
+        table.call(held, 1, 2)
+        assert table.open(held, 2, 3) is None
+        assert table.row() == "oo-"
+
+    def test_nobody_with_a_final_state_is_opened(self, make: Any) -> None:
+        table: Table = make(3)
+        held = table.hold()
+        table.record(held, table.call(held, 1), answer(SENT))
+        assert table.open(held, 1, 2) is None
+        assert table.row() == "s--"
+
+    def test_opening_prolongs_the_lease(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold(seconds=5)
+        table.call(held, 1)
+        left = table.connection.execute(
+            "SELECT extract(epoch FROM leased_until - clock_timestamp()) FROM mailpipe.chunk WHERE campaign_id = %s",
+            (table.campaign_id,),
+        ).fetchone()
+        assert left is not None and float(left[0]) > 50
+
+    def test_a_template_that_was_changed_since_the_lease_is_not_sent(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold()
+        table.connection.execute(
+            "INSERT INTO mailpipe.template_version VALUES ('other', 'hello', '{}') ON CONFLICT DO NOTHING"
+        )
+        table.connection.execute(
+            "UPDATE mailpipe.campaign SET template_version = 'other' WHERE campaign_id = %s", (table.campaign_id,)
+        )
+        assert table.open(held) is None
+        ledger.release(table.connection, held)
+        again = table.hold()
+        assert again.template_version == "other"
+        assert table.open(again) is not None
+
+    def test_an_outage_of_days_does_not_exhaust_the_numbers_of_calls(self, make: Any) -> None:
+        table: Table = make(1)
+        table.connection.execute("UPDATE mailpipe.chunk SET calls = 32767 WHERE campaign_id = %s", (table.campaign_id,))
+        held = table.hold()
+        opened = table.call(held)
+        assert opened.no == 32768
+        table.record(held, opened, answer(AGAIN))
+        assert table.row() == "-"
+
+
+class TestRecord:
+    def test_each_kind_of_answer_leads_to_its_state(self, make: Any) -> None:
+        table: Table = make(6)
+        held = table.hold()
+        assert table.record(held, table.call(held, 1, 2, 3, 4, 5), answer(SENT, FAILED, RETRY, AGAIN, UNKNOWN))
+        assert table.row() == "sf--u-"
+        assert table.outcomes() == [
+            (2, "failed", "because_failed", 0),
+            (3, "retry", "because_retry", 1),
+            (5, "unknown", "because_unknown", 0),
+        ]
+        assert table.calls() == [(1, "111110", 1, "sfrau")]
+        chunk = table.chunk()
+        assert (chunk["state"], chunk["opened"], chunk["finished"]) == ("leased", "000000", "110010")
+
+    def test_an_ordinary_call_leaves_one_row_and_no_codes(self, make: Any) -> None:
+        table: Table = make(3)
+        held = table.hold()
+        assert not table.record(held, table.call(held), answer(SENT, SENT, SENT))
+        assert table.calls() == [(1, "111", 3, None)]
+        assert table.outcomes() == []
+        chunk = table.chunk()
+        assert (chunk["state"], chunk["owner"]) == ("done", None)
+        assert table.row() == "sss"
+
+    def test_writing_an_answer_twice_changes_nothing(self, make: Any) -> None:
+        table: Table = make(5)
+        held = table.hold()
+        opened, said = table.call(held), answer(SENT, FAILED, RETRY, AGAIN, UNKNOWN)
+        table.record(held, opened, said)
+        before = (table.states(), table.chunk(), table.calls(), table.outcomes())
+        table.record(held, opened, said)
+        table.record(held, opened, answer(SENT, SENT, SENT, SENT, SENT))
+        assert (table.states(), table.chunk(), table.calls(), table.outcomes()) == before
+
+    def test_somebody_accepted_at_another_try_is_sent_and_nothing_else(self, make: Any) -> None:
+        table: Table = make(1)
+        held = table.hold()
+        table.record(held, table.call(held), answer(RETRY))
+        table.record(held, table.call(held), answer(SENT), {1: 1})
+        assert table.row() == "s"
+        assert table.outcomes() == []
+
+    def test_counted_refusals_end_as_failed(self, make: Any) -> None:
+        table: Table = make(1)
+        held = table.hold()
+        for tries in range(ledger.MAX_TRIES):
+            assert table.row() == "-"
+            table.record(held, table.call(held), answer(RETRY), {1: tries})
+        assert table.outcomes() == [(1, "failed", "because_retry", ledger.MAX_TRIES - 1)]
+        assert table.row() == "f"
+        assert table.chunk()["state"] == "done"
+
+    def test_refusals_that_are_not_counted_never_end(self, make: Any) -> None:
+        table: Table = make(1)
+        held = table.hold()
+        for _ in range(2 * ledger.MAX_TRIES):
+            table.record(held, table.call(held), answer(AGAIN))
+        assert table.row() == "-"
+        assert table.outcomes() == []
+
+    @pytest.mark.parametrize("state", ["paused", "cancelled"])
+    def test_an_answer_is_written_although_the_campaign_has_stopped(self, make: Any, state: str) -> None:
+        table: Table = make(3)
+        held = table.hold()
+        opened = table.call(held, 1, 2)
+        if state == "paused":
+            campaign.pause(table.connection, table.key, actor="test", reason="why not")
+        else:
+            campaign.cancel(table.connection, table.key, actor="test", reason="why not")
+        table.record(held, opened, answer(SENT, SENT))
+        assert table.row() == "ss-"
+        ledger.release(table.connection, held)
+        assert table.row() == ("ss-" if state == "paused" else "ssx")
+
+    def test_an_answer_is_written_although_the_lease_has_ended_unnoticed(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold()
+        opened = table.call(held)
+        table.connection.execute(
+            "UPDATE mailpipe.chunk SET leased_until = now() - interval '1 hour' WHERE state = 'leased'"
+        )
+        table.record(held, opened, answer(SENT, SENT))
+        assert table.row() == "ss"
+
+    def test_a_stale_fence_writes_nothing_over_another_holder(self, make: Any) -> None:
+        table: Table = make(4)
+        old = table.hold("one")
+        ledger.release(table.connection, old)
+        new = table.hold("one")
+        opened = table.call(new, 1, 2)
+        table.record(old, opened, answer(SENT, SENT))
+        ledger.retract(table.connection, old, opened)
+        ledger.refuse(table.connection, old, [Unfit(3, "failed", "too_late")])
+        ledger.release(table.connection, old)
+        assert table.row() == "oo--"
+        assert table.chunk()["owner"] == "one"
+
+
+class TestSweep:
+    def test_people_of_an_open_call_become_unknown_and_are_never_opened_again(self, make: Any) -> None:
+        table: Table = make(5)
+        held = table.hold("dead")
+        table.record(held, table.call(held, 1), answer(SENT))
+        table.call(held, 2, 3)
+        assert table.expire() == (1, 2)
+        assert table.row() == "suu--"
+        assert table.outcomes() == [(2, "unknown", "no_answer", 0), (3, "unknown", "no_answer", 0)]
+        again = table.hold("alive")
+        assert [person.seq for person in table.people(again)] == [4, 5]
+        assert table.open(again, 3, 4) is None
+        table.record(again, table.call(again, 4, 5), answer(SENT, SENT))
+        assert table.row() == "suuss"
+        assert table.chunk()["state"] == "done"
+
+    def test_a_live_lease_is_left_alone(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold()
+        table.call(held)
+        assert ledger.expire_leases(table.connection, table.campaign_id) == (0, 0)
+        assert table.row() == "oo"
+
+    @pytest.mark.parametrize("state", ["paused", "cancelled"])
+    def test_chunks_of_the_dead_are_freed_in_a_campaign_that_has_stopped(self, make: Any, state: str) -> None:
+        table: Table = make(3)
+        table.call(table.hold(), 1)
+        move = campaign.pause if state == "paused" else campaign.cancel
+        move(table.connection, table.key, actor="test", reason="why not")
+        assert table.expire() == (1, 1)
+        assert table.row() == ("u--" if state == "paused" else "uxx")
+
+    def test_a_chunk_in_which_all_were_open_is_done(self, make: Any) -> None:
+        table: Table = make(2)
+        table.call(table.hold())
+        table.expire()
+        assert table.chunk()["state"] == "done"
+        assert campaign.finish(table.connection, table.campaign_id)
+
+    def test_somebody_who_waited_for_another_try_is_unknown_when_that_call_is_lost(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold()
+        table.record(held, table.call(held, 1), answer(RETRY))
+        table.call(held, 1)
+        table.expire()
+        assert table.outcomes() == [(1, "unknown", "no_answer", 1)]
+
+    def test_a_sweep_while_the_holder_writes_waits_for_nobody(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold()
+        opened = table.call(held)
+        table.connection.execute(
+            "UPDATE mailpipe.chunk SET leased_until = now() - interval '1 s' WHERE state = 'leased'"
+        )
+        with table.world.database.transaction() as writing:
+            ledger.record(writing, held, opened, answer(SENT, SENT), {})
+            assert ledger.expire_leases(table.connection, table.campaign_id) == (0, 0)
+        assert table.row() == "ss"
+
+
+class TestLateAnswer:
+    @pytest.mark.parametrize(
+        ("kind", "letter", "outcomes"),
+        [
+            (SENT, "s", []),
+            (FAILED, "f", [(1, "failed", "because_failed", 0)]),
+            (AGAIN, "-", []),
+            (RETRY, "-", [(1, "retry", "because_retry", 1)]),
+            (UNKNOWN, "u", [(1, "unknown", "no_answer", 0)]),
+        ],
+    )
+    @pytest.mark.parametrize("size", [1, 3])
+    def test_it_wins_over_unknown(self, make: Any, kind: Kind, letter: str, outcomes: list[Any], size: int) -> None:
+        table: Table = make(size)
+        held = table.hold("slow")
+        opened = table.call(held, 1)
+        table.expire()
+        assert table.row()[0] == "u"
+        assert not table.record(held, opened, answer(kind))
+        assert table.row() == letter + "-" * (size - 1)
+        assert table.outcomes() == outcomes
+        assert table.chunk()["state"] == ("done" if size == 1 and letter != "-" else "pending")
+        assert table.calls() == [
+            (1, "1" + "0" * (size - 1), int(kind is SENT), None if kind is SENT else kind.value[0])
+        ]
+
+    def test_it_wins_while_another_holds_the_chunk(self, make: Any) -> None:
+        table: Table = make(5)
+        slow = table.hold("slow")
+        opened = table.call(slow, 1, 2, 3)
+        table.expire()
+        quick = table.hold("quick")
+        table.record(slow, opened, answer(SENT, AGAIN, FAILED))
+        assert table.row() == "s-f--"
+        table.record(quick, table.call(quick, 4, 5), answer(SENT, SENT))
+        assert table.row() == "s-fss"
+        ledger.release(table.connection, quick)
+        last = table.hold("quick")
+        assert [person.seq for person in table.people(last)] == [2]
+
+    def test_a_second_time_it_cannot_free_people_of_another_call(self, make: Any) -> None:
+        """The first writing frees them; somebody else opens them and dies; the same answer once more must not free them."""
+        table: Table = make(2)
+        slow = table.hold("slow")
+        opened, said = table.call(slow), answer(AGAIN, AGAIN)
+        table.expire()
+        table.record(slow, opened, said)
+        assert table.row() == "--"
+        table.call(table.hold("second"))
+        table.expire()
+        assert table.row() == "uu"
+        table.record(slow, opened, said)
+        assert table.row() == "uu"
+        assert table.lease("third") is None
+
+    def test_what_an_event_has_settled_stays(self, make: Any) -> None:
+        table: Table = make(2)
+        slow = table.hold("slow")
+        opened = table.call(slow)
+        table.expire()
+        ledger.settle_unknown(
+            table.connection, table.campaign_id, 0, [(1, "sent", "delivery"), (2, "failed", "reject")]
+        )
+        assert table.row() == "sf"
+        table.record(slow, opened, answer(AGAIN, SENT))
+        assert table.row() == "sf"
+
+    def test_people_freed_in_a_campaign_that_is_over_come_back_to_life(self, make: Any) -> None:
+        table: Table = make(1)
+        slow = table.hold("slow")
+        opened = table.call(slow)
+        table.expire()
+        assert campaign.finish(table.connection, table.campaign_id)
+        table.record(slow, opened, answer(AGAIN))
+        assert campaign.reopen(table.connection, table.campaign_id)
+        assert table.world.campaign(table.key).state == "sending"
+        assert table.lease() is not None
+
+    def test_people_freed_in_a_cancelled_campaign_are_skipped(self, make: Any) -> None:
+        table: Table = make(1)
+        slow = table.hold("slow")
+        opened = table.call(slow)
+        table.expire()
+        campaign.cancel(table.connection, table.key, actor="test", reason="why not")
+        table.record(slow, opened, answer(AGAIN))
+        assert table.row() == "x"
+        assert not campaign.reopen(table.connection, table.campaign_id)
+
+
+class TestRetractRefuseRelease:
+    def test_a_call_that_was_not_made_frees_its_people(self, make: Any) -> None:
+        table: Table = make(3)
+        held = table.hold()
+        opened = table.call(held, 1, 2)
+        ledger.retract(table.connection, held, opened)
+        assert table.row() == "---"
+        assert table.call(held, 1, 2).no == 2
+        assert table.calls() == []
+
+    def test_people_refused_before_the_call_are_final(self, make: Any) -> None:
+        table: Table = make(4)
+        held = table.hold()
+        unfit = [Unfit(2, "failed", "missing_variable", "city"), Unfit(4, "skipped", "unusable_address", "email")]
+        ledger.refuse(table.connection, held, unfit)
+        assert table.row() == "-f-x"
+        ledger.refuse(table.connection, held, unfit)
+        assert table.row() == "-f-x"
+        assert table.open(held, 2) is None
+
+    def test_a_chunk_of_refused_people_is_done_when_it_is_given_back(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold()
+        ledger.refuse(table.connection, held, [Unfit(1, "failed", "x"), Unfit(2, "failed", "x")])
+        ledger.release(table.connection, held)
+        assert table.chunk()["state"] == "done"
+
+    def test_nobody_is_refused_who_is_in_a_call(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold()
+        table.call(held, 1)
+        ledger.refuse(table.connection, held, [Unfit(1, "failed", "x")])
+        assert table.row() == "o-"
+        assert table.outcomes() == []
+
+    def test_a_chunk_that_is_given_back_is_free_at_once_or_after_a_delay(self, make: Any) -> None:
+        table: Table = make(2)
+        ledger.release(table.connection, table.hold())
+        held = table.hold()
+        ledger.release(table.connection, held, delay=30)
+        assert table.lease() is None
+        assert ledger.next_due(table.connection, table.campaign_id, (0, 99)) == pytest.approx(30, abs=2)
+
+    def test_a_chunk_with_people_in_a_call_is_not_given_back(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold()
+        table.call(held, 1)
+        ledger.release(table.connection, held)
+        assert table.chunk()["state"] == "leased"
+
+    def test_cancelling_ends_free_chunks_at_once_and_leased_ones_when_they_come_back(self, make: Any) -> None:
+        table: Table = make(2, 2)
+        held = table.hold()
+        campaign.cancel(table.connection, table.key, actor="test", reason="why not")
+        assert table.row() == "--xx"
+        ledger.release(table.connection, held)
+        assert table.row() == "xxxx"
+
+    def test_a_chunk_given_back_during_a_cancel_does_not_stay_pending(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold()
+        world = table.world
+
+        def give_back() -> None:
+            with world.database.connection() as connection:
+                ledger.release(connection, held)
+
+        with world.database.connection() as cancelling, ThreadPoolExecutor(1) as pool:
+            with cancelling.transaction():
+                campaign.cancel(cancelling, table.key, actor="test", reason="why not")
+                waiting = pool.submit(give_back)
+                wait_for(lambda: somebody_waits_for_a_lock(table.connection), "the release to meet the cancel")
+            waiting.result()
+        assert table.row() == "xx"
+
+
+class TestSettle:
+    def test_an_event_settles_unknown_people_and_nobody_else(self, make: Any) -> None:
+        table: Table = make(6)
+        held = table.hold()
+        table.record(held, table.call(held, 1, 2, 3, 4), answer(UNKNOWN, UNKNOWN, SENT, FAILED))
+        told = [(seq, "sent", "delivery") for seq in range(1, 7)]
+        assert ledger.settle_unknown(table.connection, table.campaign_id, 0, told) == 2
+        assert table.row() == "sssf--"
+        assert ledger.settle_unknown(table.connection, table.campaign_id, 0, told) == 0
+
+    def test_a_mail_that_was_accepted_and_could_not_be_made_is_failed(self, make: Any) -> None:
+        table: Table = make(5)
+        held = table.hold()
+        table.record(held, table.call(held, 1, 2, 3), answer(UNKNOWN, SENT, FAILED))
+        told = [(seq, "failed", "rendering_failure") for seq in range(1, 6)]
+        assert ledger.settle_unknown(table.connection, table.campaign_id, 0, told) == 2
+        assert table.row() == "fff--"
+        assert [reason for _, _, reason, _ in table.outcomes()] == [
+            "rendering_failure",
+            "rendering_failure",
+            "because_failed",
+        ]
+        assert ledger.settle_unknown(table.connection, table.campaign_id, 0, told) == 0
+
+
+class TestCancelledPeople:
+    def test_somebody_who_waited_for_another_try_is_skipped_because_of_the_cancel(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold()
+        table.record(held, table.call(held, 1), answer(RETRY))
+        ledger.release(table.connection, held)
+        assert table.world.states(table.key)[1] == ("pending", "because_retry")
+        campaign.cancel(table.connection, table.key, actor="test", reason="why not")
+        assert set(table.world.states(table.key).values()) == {("skipped", "cancelled")}
+
+
+class TestMessageIds:
+    def test_they_are_kept_in_the_order_of_the_accepted_people(self, make: Any) -> None:
+        table: Table = make(4)
+        held = table.hold()
+        table.record(held, table.call(held), answer(SENT, FAILED, SENT, SENT))
+        row = table.connection.execute(
+            "SELECT message_ids, message_ids_text FROM mailpipe.call WHERE campaign_id = %s", (table.campaign_id,)
+        ).fetchone()
+        assert row is not None
+        assert ledger.unpack_message_ids(*row) == [message_id(1), message_id(3), message_id(4)]
