@@ -173,7 +173,9 @@ class _Demo:
                 self._look()
             self.stop.wait(_LOOK_EVERY)
         if child.process.returncode != 0:
-            lines = "\n".join(children.last_lines(child.log, 30))
+            # What was said, without the calls that led there: the log has them.
+            said = [line for line in children.last_lines(child.log, 500) if line.strip() and not line.startswith(" ")]
+            lines = "\n".join(said[-12:])
             raise ServiceError(f"the Dagster run of {child.name} failed; the end of {child.log}:\n{lines}")
 
     def _look(self) -> None:
