@@ -117,6 +117,19 @@ class SliceCounts:
         return self.pending == 0 and self.sending == 0
 
 
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Seconds until a chunk may be leased (negative: it may be now): `pending`, the next one that is free; `freed`, the next one
+    whose holder's lease ends if they stay silent. None: there is none."""
+
+    pending: float | None
+    freed: float | None
+
+    @property
+    def soonest(self) -> float | None:
+        return min((seconds for seconds in (self.pending, self.freed) if seconds is not None), default=None)
+
+
 def lease(
     connection: Connection,
     campaign_id: int,
@@ -257,14 +270,13 @@ def slices(connection: Connection, campaign_id: int, between: tuple[int, int] = 
     return found
 
 
-def next_due(connection: Connection, campaign_id: int, between: tuple[int, int]) -> float | None:
-    """Seconds until a pending chunk of these slices may be leased (negative: it may be now); None when none is pending."""
-    return _seconds(connection, "next_due", campaign_id, between)
-
-
-def next_free(connection: Connection, campaign_id: int, between: tuple[int, int]) -> float | None:
-    """As `next_due`, but a chunk in other hands counts with the end of its lease: its holder may be dead."""
-    return _seconds(connection, "next_free", campaign_id, between)
+def next_due(connection: Connection, campaign_id: int, between: tuple[int, int]) -> Due:
+    """When the next chunk of these slices may be leased."""
+    row = connection.execute(
+        QUERIES["next_due"], {"campaign_id": campaign_id, "first_slice": between[0], "last_slice": between[1]}
+    ).fetchone()
+    assert row is not None
+    return Due(*(None if seconds is None else float(seconds) for seconds in row))
 
 
 def pack_message_ids(ids: Sequence[str]) -> tuple[bytes | None, str | None]:

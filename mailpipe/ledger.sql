@@ -249,9 +249,10 @@ SELECT slice, sum(size) AS total, sum(sent) AS sent, sum(failed) AS failed,
 FROM mailpipe.chunk WHERE campaign_id = :campaign_id AND slice BETWEEN :first_slice AND :last_slice GROUP BY slice ORDER BY slice;
 
 -- name: next_due
--- Seconds until the next chunk of these slices may be leased; NULL when none is pending.
-SELECT extract(epoch FROM min(due_at) - clock_timestamp()) FROM mailpipe.chunk
-WHERE campaign_id = :campaign_id AND slice BETWEEN :first_slice AND :last_slice AND state = 'pending';
+-- Seconds until the next chunk of these slices may be leased: a pending one when it is due, one in other hands when its lease ends.
+SELECT extract(epoch FROM min(due_at) FILTER (WHERE state = 'pending') - clock_timestamp()),
+       extract(epoch FROM min(leased_until) - clock_timestamp()) FROM mailpipe.chunk
+WHERE campaign_id = :campaign_id AND slice BETWEEN :first_slice AND :last_slice AND state IN ('pending', 'leased');
 
 -- name: next_free
 -- As next_due, but what is in other hands counts too: it comes back when its lease ends, at the latest.

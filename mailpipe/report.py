@@ -232,7 +232,7 @@ def _waiting(connection: Connection, found: campaign.Campaign, left: int) -> str
     known = pace.state(connection)
     if known.blocked_until is not None:
         return f"waiting for {known.blocked_reason} until {known.blocked_until:%Y-%m-%d %H:%M:%S} UTC"
-    due = ledger.next_due(connection, found.campaign_id, (0, 99))
+    due = ledger.next_due(connection, found.campaign_id, (0, 99)).pending
     if due is not None and due > 0:
         return f"next people are due in {due:.0f} s"
     return None

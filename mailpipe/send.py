@@ -19,9 +19,11 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from mailpipe import campaign, ledger, pace, plan, settings
+import psycopg
+
+from mailpipe import campaign, event, ledger, pace, plan, settings
 from mailpipe.db import Connection, Database
-from mailpipe.errors import CampaignError, ServiceError
+from mailpipe.errors import CampaignError, DatabaseUnavailable, ServiceError
 from mailpipe.ledger import SliceCounts
 from mailpipe.links import Signer
 from mailpipe.ses.client import Ses
@@ -120,11 +122,15 @@ def run(
         try:
             while crew.working:
                 crew.wait(1.0)
-                with database.connection() as connection:
-                    crew.look(connection, config)
-                    reporter.report(connection)
-                    if on_tick is not None:
-                        on_tick(connection)
+                try:
+                    with database.connection() as connection:
+                        crew.look(connection, config)
+                        reporter.report(connection)
+                        if on_tick is not None:
+                            on_tick(connection)
+                except (psycopg.OperationalError, DatabaseUnavailable) as error:
+                    # The threads wait for the database too; the next look is in a second.
+                    LOG.warning("database not available, waiting: %s", type(error).__name__)
         finally:
             interrupted = stop.is_set() and crew.halt is None
             stop.set()
@@ -132,6 +138,8 @@ def run(
     with database.connection() as connection:
         if crew.halt is not None:
             campaign.halt(connection, key, reason=crew.halt)
+        event.settle(connection, found.campaign_id)
+        campaign.reopen(connection, found.campaign_id)
         campaign.finish(connection, found.campaign_id)
         reporter.report(connection)
         if on_tick is not None:
@@ -202,6 +210,9 @@ class _Crew:
         self._low = 0
         self._fault: BaseException | None = None
         self._account_read = time.monotonic()
+        self._looking = threading.Lock()
+        self._looked_at = 0.0
+        self._due: float | None = None
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._workers = [Worker(job, f"{name}:{number}") for number in range(threads)]
         self._threads = [
@@ -290,19 +301,25 @@ class _Crew:
         return None
 
     def _wait_for_work(self, worker: Worker) -> bool:
-        """Whether something of these slices becomes due, or comes back from other hands, within the horizon; waits a little."""
+        """Whether something of these slices can be leased within the horizon; waits a little for it.
 
-        def next_free(connection: Connection) -> float | None:
-            ledger.expire_leases(connection, self._job.campaign.campaign_id)
-            if campaign.get(connection, self._job.campaign.key).state != "sending":
-                return None
-            return ledger.next_free(connection, self._job.campaign.campaign_id, self._slices)
-
-        due = worker._safely(next_free)
+        That can also be a chunk in the hands of a worker who died: whoever launches again need not come a second time.
+        """
+        with self._looking:
+            if time.monotonic() - self._looked_at > _IDLE:
+                self._due = worker._safely(self._next_due)
+                self._looked_at = time.monotonic()
+            due = self._due
         if due is None or due > self._horizon:
             return False
         self._job.stop.wait(min(max(due, 0.01), _IDLE))
         return True
+
+    def _next_due(self, connection: Connection) -> float | None:
+        ledger.expire_leases(connection, self._job.campaign.campaign_id)
+        if campaign.get(connection, self._job.campaign.key).state != "sending":
+            return None
+        return ledger.next_due(connection, self._job.campaign.campaign_id, self._slices).soonest
 
 
 def _refusal(found: campaign.Campaign) -> str:

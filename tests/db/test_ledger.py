@@ -176,7 +176,16 @@ class TestLease:
         table.connection.execute("UPDATE mailpipe.chunk SET due_at = now() + interval '1 hour'")
         assert table.lease() is None
         due = ledger.next_due(table.connection, table.campaign_id, (0, 99))
-        assert due == pytest.approx(3600, abs=5)
+        assert due.pending == pytest.approx(3600, abs=5)
+        assert due.freed is None
+
+    def test_what_others_hold_can_be_had_when_their_lease_ends(self, make: Any) -> None:
+        table: Table = make(3, 3)
+        table.hold("one", seconds=40)
+        table.hold("two", seconds=20)
+        due = ledger.next_due(table.connection, table.campaign_id, (0, 99))
+        assert due.pending is None
+        assert due.freed == due.soonest == pytest.approx(20, abs=2)
 
     def test_only_the_slices_asked_for_are_leased(self, make: Any) -> None:
         table: Table = make(1, 1, 1, 1)
@@ -630,7 +639,7 @@ class TestRetractRefuseRelease:
         held = table.hold()
         ledger.release(table.connection, held, delay=30)
         assert table.lease() is None
-        assert ledger.next_due(table.connection, table.campaign_id, (0, 99)) == pytest.approx(30, abs=2)
+        assert ledger.next_due(table.connection, table.campaign_id, (0, 99)).pending == pytest.approx(30, abs=2)
 
     def test_a_chunk_with_people_in_a_call_is_not_given_back(self, make: Any) -> None:
         table: Table = make(2)
