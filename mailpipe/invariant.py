@@ -25,10 +25,12 @@ def missing_people(connection: Connection, key: str) -> int:
 
 
 def stateless_people(connection: Connection, key: str) -> int:
-    """Recipients who are in none of the six states, or in two."""
-    counts = ledger.counts(connection, campaign.get(connection, key).campaign_id)
+    """Recipients of the snapshot who are in none of the six states, or in two."""
+    found = campaign.get(connection, key)
+    taken = snapshot.get(connection, found.campaign_id)
+    counts = ledger.counts(connection, found.campaign_id)
     states = counts.pending + counts.sending + counts.sent + counts.failed + counts.skipped + counts.unknown
-    return abs(counts.total - states)
+    return abs((taken.recipients if taken else 0) - states)
 
 
 def accepted_twice(connection: Connection, key: str) -> int:
