@@ -33,8 +33,8 @@ bench: $(VENV)/ready-dev ## measure the claims of docs/benchmarks.md, quickly
 	$(BIN)/python -m benchmarks.pipeline --quick
 
 lock: $(VENV)/ready-dev ## compile the hash-pinned requirements anew
-	$(BIN)/uv pip compile pyproject.toml $(COMPILE) --extra dagster -o requirements.lock
-	$(BIN)/uv pip compile pyproject.toml $(COMPILE) --extra dagster --group dev -c requirements.lock -o requirements-dev.lock
+	$(BIN)/uv pip compile pyproject.toml $(COMPILE) --extra dagster --group build -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml $(COMPILE) --extra dagster --group build --group dev -c requirements.lock -o requirements-dev.lock
 	$(BIN)/uv pip compile $(COMPILE) --group contract -o requirements-contract.lock
 
 clean: ## remove the environment and all local data (the embedded database too)
@@ -51,10 +51,12 @@ $(VENV)/bin/python:
 
 $(VENV)/ready: requirements.lock | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --no-index -e .
 	@touch $@
 
 $(VENV)/ready-dev: requirements-dev.lock | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --no-index -e .
 	@touch $(VENV)/ready $@
 
 # In an environment of its own: it pins another botocore than ours.

@@ -78,15 +78,17 @@ def run(
     on_tick: Callable[[Connection], None] | None = None,
     stop: threading.Event | None = None,
     horizon: float = HORIZON,
+    accept_plan: bool = False,
 ) -> Outcome:
-    """Send the slices `slices[0]`..`slices[1]` of a campaign; an approved campaign is started by it.
+    """Send the slices `slices[0]`..`slices[1]` of a campaign; an approved campaign is started by it, unless its plan cannot
+    be met and nobody accepts that.
 
     `on_slice` is told of each slice once nobody of it is pending or in a call, whoever finished it. `on_tick` is called
     about once a second. Setting `stop`, or an exception in the calling thread (an interrupt), ends the run gracefully: no
     call is opened any more, answers in flight are recorded, chunks are given back.
 
     Raises:
-        CampaignError: there is no such campaign, or no such slices.
+        CampaignError: there is no such campaign, no such slices, or a plan that cannot be met.
         ServiceError: SES's account limits cannot be read.
     """
     if not 0 <= slices[0] <= slices[1] <= 99:
@@ -96,6 +98,8 @@ def run(
     with database.connection() as connection:
         found = campaign.get(connection, key)
         if found.state == "approved":
+            read_account(connection, config, ses)
+            plan.check(connection, key, accept=accept_plan)
             found = campaign.start(connection, key, actor=actor)
         reporter = _Slices(found.campaign_id, slices, on_slice)
         if found.state != "sending":
