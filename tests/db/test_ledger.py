@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from mailpipe import campaign, ledger
+from mailpipe import campaign, event, ledger
 from mailpipe.db import Connection
 from mailpipe.ledger import Lease, Opened, Unfit
 from mailpipe.message import Recipient
@@ -40,6 +51,7 @@ class Table:
 
     def __init__(self, world: World, connection: Connection, sizes: Sequence[int]) -> None:
         self.world, self.connection = world, connection
+        world.clean()
         world.people(sum(sizes))
         self.key = world.ready()
         self.campaign_id = world.campaign(self.key).campaign_id
@@ -223,6 +235,20 @@ class TestPeople:
         assert people[0].user_id == "3"
         assert people[0].email == "person3@mail.example.com"
         assert people[0].variables == {"first_name": "Name3", "city": "Hanoi"}
+
+    def test_they_are_found_however_the_server_reads_the_table(self, make: Any) -> None:
+        """A prepared plan that scans a small table looked at bits of people outside of the chunk, and failed."""
+        table: Table = make(1, 7, 2)
+        held = table.lease(slices=(0, 99), low=2)
+        assert held is not None
+        table.connection.execute(
+            "SET enable_indexscan = off; SET enable_bitmapscan = off; SET plan_cache_mode = force_generic_plan"
+        )
+        try:
+            for _ in range(8):
+                assert [person.seq for person in table.people(held)] == [9, 10]
+        finally:
+            table.connection.execute("RESET ALL; SET synchronous_commit = on")
 
 
 class TestOpen:
@@ -720,3 +746,216 @@ class TestMessageIds:
         ).fetchone()
         assert row is not None
         assert ledger.unpack_message_ids(*row) == [message_id(1), message_id(3), message_id(4)]
+
+
+@dataclass
+class Open:
+    """A call that a worker has opened. `said` is what the provider answered, once it was asked."""
+
+    held: Lease
+    opened: Opened
+    tries: dict[int, int]
+    said: Answer | None = None
+
+
+@dataclass
+class Hands:
+    """A worker of the machine below."""
+
+    owner: str
+    held: Lease | None = None
+    open: Open | None = None
+
+
+KINDS = st.sampled_from([SENT, SENT, SENT, FAILED, RETRY, AGAIN, UNKNOWN])
+
+
+class Machine(RuleBasedStateMachine):
+    """Two workers and a sweeper do everything that the ledger lets them do, in any order, and the provider keeps count.
+
+    The provider (`accepted`) accepts whom it answers SENT, and some of those whose answer is lost or says UNKNOWN. Dead workers'
+    answers are kept and may be written at any later time, more than once.
+    """
+
+    make: Any
+
+    @initialize(sizes=st.lists(st.integers(1, 8), min_size=2, max_size=4))
+    def begin(self, sizes: list[int]) -> None:
+        self.table: Table = type(self).make(*sizes)
+        self.people = range(1, sum(sizes) + 1)
+        self.workers = [Hands("one"), Hands("two")]
+        self.ghosts: list[Open] = []
+        self.accepted: Counter[int] = Counter()
+        self.refused: set[int] = set()
+        self.paused = False
+
+    @rule(who=st.integers(0, 1))
+    def lease(self, who: int) -> None:
+        worker = self.workers[who]
+        if worker.held is None:
+            worker.held = self.table.lease(worker.owner)
+            assert worker.held is None or not self.paused
+
+    @rule(who=st.integers(0, 1), number=st.integers(1, 5))
+    def open_call(self, who: int, number: int) -> None:
+        worker = self.workers[who]
+        if worker.held is None or worker.open is not None:
+            return
+        people = self.table.people(replace(worker.held, finished=self.finished(worker.held)))[:number]
+        if not people:
+            return
+        opened = ledger.open_call(self.table.connection, worker.held, people, statement=OPEN, seconds=60)
+        if opened is None:
+            worker.held = None
+            return
+        assert not self.paused
+        assert not self.refused & opened.people, "somebody who had said no was opened"
+        assert not [seq for seq in opened.seqs if self.accepted[seq]], "somebody who has the mail was opened again"
+        if opened.seqs:
+            tries = {person.seq: person.tries for person in people if person.seq in opened.people and person.tries}
+            worker.open = Open(worker.held, opened, tries)
+
+    @rule(who=st.integers(0, 1), data=st.data())
+    def ask_the_provider(self, who: int, data: st.DataObject) -> None:
+        call = self.workers[who].open
+        if call is None or call.said is not None:
+            return
+        kinds = data.draw(st.lists(KINDS, min_size=len(call.opened.seqs), max_size=len(call.opened.seqs)))
+        call.said = answer(*kinds, first=call.opened.seqs[0])
+        taken = data.draw(st.sets(st.sampled_from(call.opened.seqs)))
+        for seq, kind in zip(call.opened.seqs, kinds, strict=True):
+            if kind is SENT or (kind is UNKNOWN and seq in taken):
+                self.accepted[seq] += 1
+
+    @rule(who=st.integers(0, 1), twice=st.booleans())
+    def write_the_answer(self, who: int, twice: bool) -> None:
+        worker = self.workers[who]
+        if worker.open is None or worker.open.said is None:
+            return
+        for _ in range(1 + twice):
+            if not self.table.record(worker.open.held, worker.open.opened, worker.open.said, worker.open.tries):
+                worker.held = None
+        if twice:
+            self.ghosts.append(worker.open)
+        worker.open = None
+
+    @rule(who=st.integers(0, 1))
+    def take_the_call_back(self, who: int) -> None:
+        worker = self.workers[who]
+        if worker.open is not None and worker.open.said is None:
+            ledger.retract(self.table.connection, worker.open.held, worker.open.opened)
+            worker.open = None
+
+    @rule(who=st.integers(0, 1))
+    def give_back(self, who: int) -> None:
+        worker = self.workers[who]
+        if worker.held is not None and worker.open is None:
+            ledger.release(self.table.connection, worker.held)
+            worker.held = None
+
+    @rule(who=st.integers(0, 1))
+    def refuse(self, who: int) -> None:
+        worker = self.workers[who]
+        if worker.held is None or worker.open is not None:
+            return
+        people = self.table.people(replace(worker.held, finished=self.finished(worker.held)))
+        if people:
+            ledger.refuse(self.table.connection, worker.held, [Unfit(people[-1].seq, "failed", "missing_variable")])
+
+    @rule(who=st.integers(0, 1))
+    def die(self, who: int) -> None:
+        worker = self.workers[who]
+        if worker.open is not None and worker.open.said is not None:
+            self.ghosts.append(worker.open)
+        worker.held = worker.open = None
+
+    @rule()
+    def sweep(self) -> None:
+        self.table.expire()
+
+    @precondition(lambda self: self.ghosts)
+    @rule(data=st.data())
+    def write_an_answer_late(self, data: st.DataObject) -> None:
+        ghost = data.draw(st.sampled_from(self.ghosts))
+        assert ghost.said is not None
+        self.table.record(ghost.held, ghost.opened, ghost.said, ghost.tries)
+
+    @rule()
+    def pause_or_resume(self) -> None:
+        move: Any = campaign.resume if self.paused else campaign.pause
+        move(self.table.connection, self.table.key, actor="test", **({} if self.paused else {"reason": "why not"}))
+        self.paused = not self.paused
+
+    @rule(data=st.data(), how=st.sampled_from(["suppress", "opt out", "delete"]))
+    def say_no(self, data: st.DataObject, how: str) -> None:
+        seq = data.draw(st.sampled_from(self.people))
+        statement = {
+            "suppress": "INSERT INTO mailpipe.suppression VALUES ('person' || %s || '@mail.example.com', 'all', 'manual', 'test')"
+            " ON CONFLICT DO NOTHING",
+            "opt out": "UPDATE users SET marketing_opt_in = false WHERE user_id = %s",
+            "delete": "DELETE FROM users WHERE user_id = %s",
+        }[how]
+        self.table.connection.execute(statement.encode(), (seq,))
+        self.refused.add(seq)
+
+    @precondition(lambda self: any(self.accepted.values()))
+    @rule(data=st.data(), kind=st.sampled_from(["send", "delivery", "rendering_failure"]))
+    def tell_an_event(self, data: st.DataObject, kind: event.Kind) -> None:
+        seq = data.draw(st.sampled_from(sorted(seq for seq, times in self.accepted.items() if times)))
+        event.fold(self.table.connection, [event.Event(kind, self.table.key, seq)])
+        event.settle(self.table.connection, self.table.campaign_id)
+
+    @invariant()
+    def nobody_is_mailed_twice_and_everybody_has_one_state(self) -> None:
+        assert max(self.accepted.values(), default=0) <= 1
+        states = self.table.states()
+        assert len(states) == len(self.people)
+        for seq, state in states.items():
+            if state == "sent":
+                assert self.accepted[seq], "somebody is called sent whom the provider never accepted"
+            if state in ("pending", "skipped"):
+                assert not self.accepted[seq], "somebody who has the mail may be mailed again"
+
+    def teardown(self) -> None:
+        """Whatever has happened, one honest worker can finish the rest."""
+        if not hasattr(self, "table"):
+            return
+        if self.paused:
+            self.pause_or_resume()
+        self.table.expire()
+        worker = self.workers[0]
+        worker.open = worker.held = None
+        while (held := self.table.lease("honest")) is not None:
+            people = self.table.people(held)
+            opened = ledger.open_call(self.table.connection, held, people, statement=OPEN, seconds=60)
+            assert opened is not None
+            if opened.seqs:
+                self.accepted.update(opened.seqs)
+                self.table.record(held, opened, answer(*[SENT] * len(opened.seqs), first=opened.seqs[0]))
+            ledger.release(self.table.connection, held)
+        self.nobody_is_mailed_twice_and_everybody_has_one_state()
+        assert not {"pending", "sending"} & set(self.table.states().values())
+        assert campaign.finish(self.table.connection, self.table.campaign_id)
+
+    def finished(self, held: Lease) -> str:
+        """Who has a final state by now; a worker knows that from its own calls."""
+        return str(self.table.chunk(held.chunk_no)["finished"])
+
+
+def test_whatever_two_workers_do_nobody_is_mailed_twice_and_nobody_is_lost(make: Any) -> None:
+    """Any order of leases, calls, answers (late, twice, lost), deaths, sweeps, pauses, refusals and events."""
+
+    class Run(Machine):
+        pass
+
+    Run.make = staticmethod(make)
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Run,
+        settings=hypothesis.settings(
+            max_examples=40,
+            stateful_step_count=30,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        ),
+    )
