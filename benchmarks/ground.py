@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -82,6 +83,8 @@ def provider(rate: float, latency_ms: float = 0.0) -> Iterator[StandIn]:
 @contextmanager
 def make(name: str, *, connections: int, postgres: Mapping[str, str] | None = None, **changes: Any) -> Iterator[Ground]:
     """A ground for one benchmark; `changes` replace fields of the settings, `postgres` settings of the server."""
+    # Told to end, it still stops what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for variable in [variable for variable in os.environ if variable.startswith(("MAILPIPE_", "AWS_"))]:
         if variable != "MAILPIPE_PG_BIN":
             del os.environ[variable]
