@@ -17,7 +17,6 @@ from sqlalchemy.engine import URL
 import definitions
 from assets.segments import RESERVED
 from mailpipe import settings
-from mailpipe.db import migrate
 
 CHECKOUT = Path(definitions.__file__).parent
 SEGMENTS = sorted(path.stem for path in (CHECKOUT / "assets" / "segments").glob("*.sql"))
@@ -134,13 +133,10 @@ def test_every_run_is_one_process() -> None:
 
 
 def test_the_instance_keeps_its_storage_in_postgresql_and_its_files_under_var(
-    server_url: URL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database_url: URL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = server_url.set(database=f"dagster_instance_{os.getpid()}")
-    migrate.create_database(url)
-    monkeypatch.setenv(
-        "MAILPIPE_DAGSTER_URL", url.set(drivername="postgresql+psycopg2").render_as_string(hide_password=False)
-    )
+    storage = database_url.set(drivername="postgresql+psycopg2")
+    monkeypatch.setenv("MAILPIPE_DAGSTER_URL", storage.render_as_string(hide_password=False))
     monkeypatch.setenv("MAILPIPE_VAR", str(tmp_path))
     with DagsterInstance.from_config(str(CHECKOUT)) as instance:
         assert isinstance(instance.event_log_storage, PostgresEventLogStorage)
