@@ -246,7 +246,7 @@ class TestPeople:
         )
         try:
             for _ in range(8):
-                assert [person.seq for person in table.people(held)] == [9, 10]
+                assert [person.seq for person in table.people(held)] == [1]
         finally:
             table.connection.execute("RESET ALL; SET synchronous_commit = on")
 
@@ -949,10 +949,10 @@ def test_whatever_two_workers_do_nobody_is_mailed_twice_and_nobody_is_lost(make:
         pass
 
     Run.make = staticmethod(make)
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Run,
         settings=hypothesis.settings(
-            max_examples=40,
+            max_examples=30,
             stateful_step_count=30,
             deadline=None,
             database=None,
