@@ -239,8 +239,7 @@ class TestPeople:
     def test_they_are_found_however_the_server_reads_the_table(self, make: Any) -> None:
         """A prepared plan that scans a small table looked at bits of people outside of the chunk, and failed."""
         table: Table = make(1, 7, 2)
-        held = table.lease(slices=(0, 99), low=2)
-        assert held is not None
+        held = table.hold()
         table.connection.execute(
             "SET enable_indexscan = off; SET enable_bitmapscan = off; SET plan_cache_mode = force_generic_plan"
         )
