@@ -31,10 +31,7 @@ def test_an_address_in_a_fault_is_masked_wherever_in_its_chain_it_stands() -> No
     assert told.value.description.startswith("ValueError: Key (lower(email))=(<address>) exists")
 
     with pytest.raises(dg.Failure) as told, explained():
-        try:
-            raise ValueError("ana@shop.example.com")
-        except ValueError as error:
-            raise RuntimeError("the chunk cannot be read") from error
+        raise RuntimeError("the chunk cannot be read") from ValueError("ana@shop.example.com")
     assert told.value.description == "RuntimeError: the chunk cannot be read"
     assert told.value.__suppress_context__
 
