@@ -29,7 +29,15 @@ def upgrade(url: URL) -> None:
 
 
 def create_database(url: URL) -> None:
-    """Create the database of this URL on its server, if it is not there. Safe to run by many at once."""
+    """Create the database of this URL on its server, if it is not there. Safe to run by many at once.
+
+    A team's own server may let its users into their own database alone, so that one is tried first.
+    """
+    try:
+        with sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool).connect():
+            return
+    except sqlalchemy.exc.OperationalError:
+        pass
     engine = sqlalchemy.create_engine(url.set(database="postgres"), poolclass=sqlalchemy.NullPool)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(sqlalchemy.text("SELECT pg_advisory_lock(:lock, 2)"), {"lock": _LOCK})
