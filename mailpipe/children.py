@@ -64,6 +64,7 @@ def dagster_environment(settings: Settings) -> dict[str, str]:
         "DAGSTER_DISABLE_TELEMETRY": "1",
         "MAILPIPE_HOME": str(settings.home),
         "MAILPIPE_VAR": str(settings.var),
+        "MAILPIPE_DAGSTER_VAR": str(settings.var / "dagster"),
         "MAILPIPE_DAGSTER_DATABASE": settings.dagster_database,
         "MAILPIPE_DAGSTER_URL": storage.render_as_string(hide_password=False),
     }

@@ -137,7 +137,7 @@ def test_the_instance_keeps_its_storage_in_postgresql_and_its_files_under_var(
 ) -> None:
     storage = database_url.set(drivername="postgresql+psycopg2")
     monkeypatch.setenv("MAILPIPE_DAGSTER_URL", storage.render_as_string(hide_password=False))
-    monkeypatch.setenv("MAILPIPE_VAR", str(tmp_path))
+    monkeypatch.setenv("MAILPIPE_DAGSTER_VAR", str(tmp_path))
     with DagsterInstance.from_config(str(CHECKOUT)) as instance:
         assert isinstance(instance.event_log_storage, PostgresEventLogStorage)
         instance.add_dynamic_partitions("campaign", ["one"])
