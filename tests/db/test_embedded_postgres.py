@@ -109,7 +109,7 @@ def as_user(uid: int, work: Callable[[], None]) -> str:
             os.setgid(uid)
             os.setuid(uid)
             work()
-        except BaseException:  # noqa: BLE001 - a fork must never go on with the work of pytest
+        except BaseException:
             os.write(writer, traceback.format_exc().encode()[-4000:])
         os._exit(0)
     os.close(writer)
