@@ -254,8 +254,3 @@ FROM mailpipe.chunk WHERE campaign_id = :campaign_id AND slice BETWEEN :first_sl
 SELECT extract(epoch FROM min(due_at) FILTER (WHERE state = 'pending') - clock_timestamp()),
        extract(epoch FROM min(leased_until) - clock_timestamp()) FROM mailpipe.chunk
 WHERE campaign_id = :campaign_id AND slice BETWEEN :first_slice AND :last_slice AND state IN ('pending', 'leased');
-
--- name: next_free
--- As next_due, but what is in other hands counts too: it comes back when its lease ends, at the latest.
-SELECT extract(epoch FROM min(CASE state WHEN 'leased' THEN leased_until ELSE due_at END) - clock_timestamp()) FROM mailpipe.chunk
-WHERE campaign_id = :campaign_id AND slice BETWEEN :first_slice AND :last_slice AND state IN ('pending', 'leased');
