@@ -68,12 +68,25 @@ class World:
         """Nobody in `users`, nobody suppressed, no limit but the stand-in's own, no faults. Campaigns stay as they are."""
         self.stand_in.clear_faults()
         self.stand_in.change(
-            rate=100_000, daily_quota=-1, sending_enabled=True, suspended=False, latency_ms=0, jitter_ms=0
+            rate=100_000,
+            rate_tolerance=0,
+            daily_quota=-1,
+            sending_enabled=True,
+            suspended=False,
+            latency_ms=0,
+            jitter_ms=0,
         )
         with self.database.connection() as connection:
             connection.execute("TRUNCATE users, mailpipe.suppression")
             connection.execute("DELETE FROM mailpipe.pace; INSERT INTO mailpipe.pace DEFAULT VALUES")
             connection.execute("SELECT setval('mailpipe.pace_account', 1)")
+
+    def cut_connections(self) -> None:
+        """Let the server drop every connection of the pool but this one."""
+        self.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'mailpipe' AND pid <> pg_backend_pid()"
+        )
 
     def execute(self, statement: str, parameters: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
         with self.database.connection() as connection:
@@ -139,21 +152,46 @@ class World:
     def keep_promises(self, key: str) -> dict[str, int]:
         """Check the invariants against the stand-in's journal; answers people by state.
 
-        At most one accepted message per person; everybody in exactly one state; every `sent` is in the journal; everybody in
-        the journal is `sent`, `unknown`, or failed after SES had accepted.
+        At most one accepted message per person and attempt; no second attempt that nobody ordered; everybody in exactly one state;
+        every `sent` is in the journal, unless it is a person's word; everybody in the journal is `sent`, `unknown`, failed after
+        SES had accepted, or waits for a re-send that was ordered.
         """
         states = self.states(key)
-        accepted = Counter(int(line["seq"]) for line in self.journal(key))
-        assert not [seq for seq, times in accepted.items() if times > 1], "somebody was mailed twice"
-        sent = {seq for seq, (state, _) in states.items() if state == "sent"}
+        journal = [(int(line["seq"]), int(line["attempt"])) for line in self.journal(key)]
+        accepted = Counter(seq for seq, _ in journal)
+        assert not [one for one, times in Counter(journal).items() if times > 1], "somebody was mailed twice"
+        ordered = self.ordered(key)
+        assert all(attempt <= 1 + ordered[seq] for seq, attempt in journal), (
+            "somebody was mailed again, and nobody ordered it"
+        )
+        sent = {seq for seq, (state, reason) in states.items() if state == "sent" and reason != "resolved"}
+        believed = {seq for seq, (state, reason) in states.items() if state == "sent" and reason == "resolved"}
         unsure = {
             seq
             for seq, (state, reason) in states.items()
             if state in ("unknown", "sending") or (state, reason) == ("failed", "rendering_failure")
         }
         assert sent <= accepted.keys(), "somebody is called sent whom the provider never accepted"
-        assert accepted.keys() <= sent | unsure, "the provider accepted somebody whom the ledger does not call sent"
+        assert accepted.keys() <= sent | believed | unsure | ordered.keys(), (
+            "the provider accepted somebody whom the ledger does not call sent"
+        )
         return self.balance(key)
+
+    def ordered(self, key: str) -> Counter[int]:
+        """How often a person has ordered to mail each of these people again, as the audit tells; checked against the attempts."""
+        rows = self.execute(
+            "SELECT a.detail -> 'seqs' FROM mailpipe.audit a JOIN mailpipe.campaign g USING (campaign_id)"
+            " WHERE g.key = %(key)s AND a.action = 'resend' AND a.actor <> '' AND a.detail ->> 'reason' <> ''",
+            {"key": key},
+        )
+        ordered = Counter(seq for (seqs,) in rows for first, last in seqs for seq in range(first, last + 1))
+        attempts = self.execute(
+            "SELECT d.seq, d.attempt FROM mailpipe.delivery d JOIN mailpipe.campaign g USING (campaign_id)"
+            " WHERE g.key = %(key)s AND d.attempt > 1",
+            {"key": key},
+        )
+        assert {seq: attempt - 1 for seq, attempt in attempts} == ordered, "attempts and orders disagree"
+        return ordered
 
     def balance(self, key: str) -> dict[str, int]:
         """Check that counters, slices and people say the same; answers people by state."""
@@ -186,10 +224,11 @@ def make_world(database: Database, folder: Path, **options: Any) -> Iterator[Wor
     segments = folder / "home" / "assets" / "segments"
     segments.mkdir(parents=True)
     (segments / "everybody.sql").write_text(SEGMENT)
-    hello = folder / "home" / "assets" / "templates" / "hello"
-    hello.mkdir(parents=True)
-    for name, text in TEMPLATE.items():
-        (hello / name).write_text(text)
+    for template in ("hello", "goodbye"):
+        home = folder / "home" / "assets" / "templates" / template
+        home.mkdir(parents=True)
+        for name, text in TEMPLATE.items():
+            (home / name).write_text(text.replace("Hello", template.capitalize()))
     settings = Settings(home=folder / "home", var=folder / "var", allow_unsafe_durability=True, threads=4)
     with database.connection() as connection:
         connection.execute(USERS)
