@@ -37,6 +37,14 @@ class SendConfig(dg.Config):
         default=HORIZON,
         description="How long the run waits for people who are not due yet; those who are due later stay missing.",
     )
+    accept_plan: bool = Field(
+        default=False,
+        description="Start the campaign although its plan cannot be met; what cannot be met is told when it is refused.",
+    )
+    late: bool = Field(
+        default=False,
+        description="Start the campaign although it was due long ago, and so is missed: its mails still make sense.",
+    )
 
 
 @dg.asset(
@@ -69,6 +77,8 @@ def deliveries(
                     slices,
                     actor=config.actor,
                     horizon=config.wait_seconds,
+                    accept_plan=config.accept_plan,
+                    late=config.late,
                     stop=stop,
                     on_slice=slate.note,
                     on_tick=slate.write,

@@ -219,6 +219,12 @@ def get(connection: Connection, key: str) -> Campaign:
     return found
 
 
+def lock(connection: Connection, key: str) -> Campaign:
+    """As `get`, and nobody moves the campaign before this transaction ends."""
+    connection.execute(QUERIES["lock"], {"key": key})
+    return get(connection, key)
+
+
 def get_all(connection: Connection) -> list[Campaign]:
     """All campaigns, the newest first."""
     with connection.cursor(row_factory=kwargs_row(_of_row)) as cursor:
@@ -262,11 +268,19 @@ def published_template(connection: Connection, version: str) -> template.Templat
     return template.Template.from_json(row[0])
 
 
-def start(connection: Connection, key: str, *, actor: str) -> Campaign:
+def start(
+    connection: Connection,
+    key: str,
+    *,
+    actor: str,
+    late: bool = False,
+    grace: float = Settings.misfire_grace,
+) -> Campaign:
     """Open an approved campaign for senders. One that is sending already stays as it is.
 
     Raises:
-        CampaignError: it is not approved, or has no snapshot.
+        CampaignError: it is not approved, or has no snapshot; or its file's `due_at` is more than `grace` seconds ago, and
+            nobody says that it may start `late`.
     """
     found = get(connection, key)
     if found.state == "sending":
@@ -277,7 +291,13 @@ def start(connection: Connection, key: str, *, actor: str) -> Campaign:
         raise CampaignError(f"campaign {key!r} is {found.state}; only an approved campaign can be started")
     if connection.execute(QUERIES["has_snapshot"], {"campaign_id": found.campaign_id}).fetchone() is None:
         raise CampaignError(f"campaign {key!r} has no snapshot yet; run the snapshot first")
-    _move(connection, found, "start", actor, must=False)
+    behind = (found.now - found.due_at).total_seconds()
+    if found.spec.due_at is not None and behind > grace and not late:
+        raise CampaignError(
+            f"campaign {key!r} was due at {found.due_at:%Y-%m-%d %H:%M %Z}, {behind / 3600:.1f} h ago, and nobody started it:"
+            f" it is missed. If its mails still make sense, start it explicitly with --late (in Dagster: the field `late`)"
+        )
+    _move(connection, found, "start", actor, {"late": True} if late else None, must=False)
     started = get(connection, key)
     if started.state != "sending":
         raise CampaignError(f"campaign {key!r} is {started.state} by now; look at it and try again")
@@ -292,6 +312,13 @@ def pause(connection: Connection, key: str, *, actor: str, reason: str) -> Campa
             raise CampaignError(f"campaign {key!r} is {found.state}; only an approved or sending one can be paused")
         _move(connection, found, "pause", actor, {"reason": reason})
     return get(connection, key)
+
+
+def pause_all(connection: Connection, *, actor: str, reason: str) -> list[str]:
+    """Pause every campaign that could send, now or when it is started. Answers their keys."""
+    with connection.transaction():
+        found = [one for one in get_all(connection) if one.state in ("approved", "sending")]
+        return [one.key for one in found if _move(connection, one, "pause", actor, {"reason": reason}, must=False)]
 
 
 def halt(connection: Connection, key: str, *, reason: str) -> None:
@@ -372,8 +399,21 @@ def finish(connection: Connection, campaign_id: int) -> bool:
 
 
 def reopen(connection: Connection, campaign_id: int) -> bool:
-    """Make a campaign that was `done` sending again, if a late answer has proved that somebody was not mailed after all."""
+    """Make a campaign that was `done` sending again, if somebody of it is pending after all: by a late answer, or by an order."""
     return connection.execute(QUERIES["reopen"], {"campaign_id": campaign_id}).rowcount == 1
+
+
+def note(
+    connection: Connection, campaign_id: int | None, *, actor: str, action: str, detail: Mapping[str, Any]
+) -> None:
+    """Keep in the history what a person ordered elsewhere than here, in the transaction that does it. No campaign: it concerns
+    the whole database.
+
+    Raises:
+        CampaignError: nobody says who orders it.
+    """
+    _person(actor, "actor")
+    _audit(connection, campaign_id, actor, action, detail)
 
 
 def history(connection: Connection, campaign_id: int) -> list[dict[str, Any]]:
@@ -390,7 +430,7 @@ def _move(
     detail: Mapping[str, Any] | None = None,
     *,
     must: bool = True,
-) -> None:
+) -> bool:
     _person(actor, "actor")
     with connection.transaction():
         moved = connection.execute(
@@ -401,9 +441,10 @@ def _move(
             _audit(connection, found.campaign_id, actor, action, detail or {})
         elif must:
             raise CampaignError(f"campaign {found.key!r} changed its state meanwhile; look at it and try again")
+    return moved == 1
 
 
-def _audit(connection: Connection, campaign_id: int, actor: str, action: str, detail: Mapping[str, Any]) -> None:
+def _audit(connection: Connection, campaign_id: int | None, actor: str, action: str, detail: Mapping[str, Any]) -> None:
     connection.execute(
         QUERIES["audit"],
         {

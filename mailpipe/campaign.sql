@@ -11,6 +11,10 @@ SELECT campaign_id, key, state, state_reason, spec, template_version, rate, due_
        clock_timestamp() AS now
 FROM mailpipe.campaign WHERE key = :key;
 
+-- name: lock
+-- Held until the end of the transaction: no move can come between. Comes before any lock on a chunk, as in every move.
+SELECT FROM mailpipe.campaign WHERE key = :key FOR UPDATE;
+
 -- name: get_all
 SELECT campaign_id, key, state, state_reason, spec, template_version, rate, due_at, author, approver, created_at, changed_at,
        clock_timestamp() AS now
@@ -67,7 +71,7 @@ WHERE c.campaign_id = :campaign_id AND c.state = 'sending'
   AND NOT EXISTS (SELECT FROM mailpipe.chunk k WHERE k.campaign_id = c.campaign_id AND k.state <> 'done');
 
 -- name: reopen
--- An answer that came after its people were given up as `unknown` can prove that they were not mailed.
+-- An answer that came after its people were given up as `unknown` can prove that they were not mailed; a person can order a re-send.
 UPDATE mailpipe.campaign c SET state = 'sending', changed_at = clock_timestamp()
 WHERE c.campaign_id = :campaign_id AND c.state = 'done'
   AND EXISTS (SELECT FROM mailpipe.chunk k WHERE k.campaign_id = c.campaign_id AND k.state = 'pending');

@@ -35,6 +35,10 @@ class SnapshotError(UserError):
     """A snapshot was refused; nothing of it was kept."""
 
 
+class RestoredDatabase(UserError):
+    """The database is behind what was sent with it; a person has to say what becomes of it."""
+
+
 class ServiceError(MailpipeError):
     """A service that mailpipe depends on (PostgreSQL, SES) answered in a way that leaves no way on."""
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import psycopg
 
-from mailpipe import campaign, event, ledger, pace, plan, settings
+from mailpipe import campaign, event, identity, ledger, pace, plan, settings
 from mailpipe.db import Connection, Database
 from mailpipe.errors import CampaignError, DatabaseUnavailable, ServiceError
 from mailpipe.ledger import SliceCounts
@@ -79,16 +79,18 @@ def run(
     stop: threading.Event | None = None,
     horizon: float = HORIZON,
     accept_plan: bool = False,
+    late: bool = False,
 ) -> Outcome:
     """Send the slices `slices[0]`..`slices[1]` of a campaign; an approved campaign is started by it, unless its plan cannot
-    be met and nobody accepts that.
+    be met and nobody accepts that, or it was missed and nobody starts it `late`.
 
     `on_slice` is told of each slice once nobody of it is pending or in a call, whoever finished it. `on_tick` is called
     about once a second. Setting `stop`, or an exception in the calling thread (an interrupt), ends the run gracefully: no
     call is opened any more, answers in flight are recorded, chunks are given back.
 
     Raises:
-        CampaignError: there is no such campaign, no such slices, or a plan that cannot be met.
+        CampaignError: there is no such campaign, no such slices, a plan that cannot be met, or a missed due time.
+        RestoredDatabase: the database is not what this machine has sent with; nothing is changed.
         ServiceError: SES's account limits cannot be read.
     """
     if not 0 <= slices[0] <= slices[1] <= 99:
@@ -96,13 +98,13 @@ def run(
     stop = stop or threading.Event()
     started = time.monotonic()
     with database.connection() as connection:
+        guard = None
         found = campaign.get(connection, key)
-        if found.state == "approved":
-            read_account(connection, config, ses)
-            plan.check(connection, key, accept=accept_plan)
-            found = campaign.start(connection, key, actor=actor)
+        if found.state in ("approved", "sending"):
+            guard = identity.admit(connection, config, ses)
+            found = _started(connection, config, ses, found, actor=actor, accept_plan=accept_plan, late=late)
         reporter = _Slices(found.campaign_id, slices, on_slice)
-        if found.state != "sending":
+        if guard is None or found.state != "sending":
             reporter.report(connection)
             return Outcome(End.COMPLETE if found.state == "done" else End.NOT_SENDING, _refusal(found))
         read_account(connection, config, ses)
@@ -129,6 +131,7 @@ def run(
                 try:
                     with database.connection() as connection:
                         crew.look(connection, config)
+                        guard.advance(connection)
                         reporter.report(connection)
                         if on_tick is not None:
                             on_tick(connection)
@@ -140,6 +143,7 @@ def run(
             stop.set()
             crew.join()
     with database.connection() as connection:
+        guard.advance(connection)
         if crew.halt is not None:
             campaign.halt(connection, key, reason=crew.halt)
         event.settle(connection, found.campaign_id)
@@ -152,6 +156,23 @@ def run(
         crew.check()
         end, text = _ending(connection, key, slices, interrupted=interrupted)
     return Outcome(end, text, crew.calls, crew.accepted, time.monotonic() - started)
+
+
+def _started(
+    connection: Connection,
+    config: Settings,
+    ses: Ses,
+    found: campaign.Campaign,
+    *,
+    actor: str,
+    accept_plan: bool,
+    late: bool,
+) -> campaign.Campaign:
+    if found.state != "approved":
+        return found
+    read_account(connection, config, ses)
+    plan.check(connection, found.key, accept=accept_plan)
+    return campaign.start(connection, found.key, actor=actor, late=late, grace=config.misfire_grace)
 
 
 def read_account(connection: Connection, config: Settings, ses: Ses) -> None:

@@ -52,6 +52,12 @@ class Settings:
     asked again right before each call, so it must find a person by an index; not true, or no longer there: skipped."""
     segment_timeout: float = 300.0
     """A segment that runs longer than this is stopped by the server (MAILPIPE_SEGMENT_TIMEOUT)."""
+    misfire_grace: float = 6 * 3600.0
+    """A campaign that was due longer ago than this when it is first started is missed (MAILPIPE_MISFIRE_GRACE): somebody has to
+    say that it still makes sense. Only where its file gives a `due_at`."""
+    foreign_sent: float = 1_000.0
+    """Recipients a day that others may send to from the same SES account (MAILPIPE_FOREIGN_SENT). More than that, unknown to a
+    database that this machine has not sent with, looks like a restored copy, and nothing is sent until a person says so."""
     default_timezone: str = "UTC"
     """The zone of people who have none that we know (MAILPIPE_DEFAULT_TIMEZONE)."""
     public_url: str = "http://127.0.0.1:8025"
@@ -84,13 +90,15 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         SettingsError: a variable has a value that cannot be used; the text names it.
     """
     home = Path(environ.get("MAILPIPE_HOME") or _checkout(Path.cwd())).resolve()
-    seconds = {
+    numbers = {
         name: _positive(environ, f"MAILPIPE_{name.upper()}", default)
         for name, default in (
             ("lease", Settings.lease),
             ("connect_timeout", Settings.connect_timeout),
             ("read_timeout", Settings.read_timeout),
             ("segment_timeout", Settings.segment_timeout),
+            ("misfire_grace", Settings.misfire_grace),
+            ("foreign_sent", Settings.foreign_sent),
         )
     }
     threads = _positive(environ, "MAILPIPE_THREADS", None)
@@ -112,10 +120,12 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         unsubscribe_mailto=environ.get("MAILPIPE_UNSUBSCRIBE_MAILTO") or None,
         unsubscribe_keys=environ.get("MAILPIPE_UNSUBSCRIBE_KEYS") or None,
         allow_unsafe_durability=environ.get("MAILPIPE_ALLOW_UNSAFE_DURABILITY") == "1",
-        lease=seconds["lease"] or Settings.lease,
-        connect_timeout=seconds["connect_timeout"] or Settings.connect_timeout,
-        read_timeout=seconds["read_timeout"] or Settings.read_timeout,
-        segment_timeout=seconds["segment_timeout"] or Settings.segment_timeout,
+        lease=numbers["lease"] or Settings.lease,
+        connect_timeout=numbers["connect_timeout"] or Settings.connect_timeout,
+        read_timeout=numbers["read_timeout"] or Settings.read_timeout,
+        segment_timeout=numbers["segment_timeout"] or Settings.segment_timeout,
+        misfire_grace=numbers["misfire_grace"] or Settings.misfire_grace,
+        foreign_sent=numbers["foreign_sent"] or Settings.foreign_sent,
     )
     if settings.lease <= settings.connect_timeout + settings.read_timeout:
         raise SettingsError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mailpipe import campaign, plan, report, send
+from mailpipe import campaign, identity, plan, report, send
 from mailpipe.children import told_to_stop
 from mailpipe.cli import session
 from mailpipe.cli.campaign_look import described
@@ -22,9 +22,10 @@ STOPPED = 130
 @click.argument("name")
 @click.option("--no-send", is_flag=True, help="Only open it for senders: runs in Dagster, or another `start`.")
 @click.option("--accept-plan", is_flag=True, help="Start it although the plan cannot be met.")
+@click.option("--late", is_flag=True, help="Start it although it was due long ago and is missed.")
 @as_option
 @json_option
-def start(name: str, no_send: bool, accept_plan: bool, person: str, as_json: bool) -> None:
+def start(name: str, no_send: bool, accept_plan: bool, late: bool, person: str, as_json: bool) -> None:
     """Start an approved campaign that has its snapshot, and send it. A campaign that was stopped half-way goes on.
 
     Ctrl-C ends it gracefully: answers under way are recorded, everybody else stays pending; `start` again goes on.
@@ -33,9 +34,10 @@ def start(name: str, no_send: bool, accept_plan: bool, person: str, as_json: boo
     size = session.most_connections(config)
     with session.ses(config, connections=size) as ses, session.database(config, pool_size=size) as database:
         with database.connection() as connection:
+            identity.admit(connection, config, ses)
             send.read_account(connection, config, ses)
             plan.check(connection, name, accept=accept_plan)
-            opened = campaign.start(connection, name, actor=person)
+            opened = campaign.start(connection, name, actor=person, late=late, grace=config.misfire_grace)
         if no_send:
             if as_json:
                 dump(described(opened))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from mailpipe import db, embedded_postgres, stand_in
+from mailpipe import db, embedded_postgres, identity, stand_in
 from mailpipe.cli import session
 from mailpipe.cli.output import dump
-from mailpipe.cli.session import json_option
+from mailpipe.cli.session import as_option, json_option
 from mailpipe.db import migrate
 
 
@@ -74,6 +74,29 @@ def url(dagster: bool, as_json: bool) -> None:
         dump({"url": text})
     else:
         click.echo(text)
+
+
+@command.command(
+    "confirm-restore", epilog='Example: mailpipe db confirm-restore --as ana --reason "disk failed, dump of 03:00"'
+)
+@click.option("--reason", required=True, help="What happened; kept for ever.")
+@as_option
+@json_option
+def confirm_restore(reason: str, person: str, as_json: bool) -> None:
+    """Say that this database is the one to go on with, after a dump was restored or a volume copied.
+
+    Every campaign that is approved or sending is paused. Whoever got mail after the dump was taken is pending again in it:
+    resume only campaigns of which nothing was sent since then, and cancel the others.
+    """
+    config = session.load()
+    with session.ses(config) as ses, session.database(config) as database, database.connection() as connection:
+        paused = identity.confirm(connection, config, ses, actor=person, reason=reason)
+    if as_json:
+        dump({"paused": paused})
+        return
+    click.echo(f"confirmed; {len(paused)} campaigns are paused" + (": " if paused else "") + ", ".join(paused))
+    for key in paused:
+        click.echo(f"look at it, then: mailpipe campaign resume {key}, or mailpipe campaign cancel {key}")
 
 
 def _say(as_json: bool, running: bool, text: str) -> None:

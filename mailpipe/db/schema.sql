@@ -7,7 +7,8 @@
 -- The view `delivery` gives every recipient exactly one state. SES events set bits in `event_mask`.
 --
 -- Who may write what: campaign.py `campaign`, `template_version`, `audit`; snapshot.py `snapshot`, `recipient` and new `chunk`s;
--- ledger.py all that changes in `chunk`, `call` and `outcome`; event.py `event_mask`; suppression.py `suppression`; pace.py `pace`.
+-- ledger.py all that changes in `chunk`, `call` and `outcome`; event.py `event_mask`; suppression.py `suppression`; pace.py `pace`;
+-- identity.py `instance`.
 
 CREATE SCHEMA mailpipe;
 
@@ -161,6 +162,17 @@ CREATE TABLE mailpipe.suppression (
     at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (email_key, scope)
 );
+
+-- One row: which database this is, and when it was last sent with. A file outside of it remembers the same (identity.py), so a dump
+-- that was restored is noticed before it mails people again.
+CREATE TABLE mailpipe.instance (
+    only_row          boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    instance_id       uuid NOT NULL DEFAULT gen_random_uuid(),
+    mark              timestamptz,                              -- grows every second while somebody sends; NULL: never sent
+    confirmed_at      timestamptz,                              -- when a person accepted the database after a restore ...
+    confirmed_surplus double precision NOT NULL DEFAULT 0       -- ... and what SES had sent that it did not know of
+);
+INSERT INTO mailpipe.instance DEFAULT VALUES;
 
 -- One row: what the account may do, as last read, and until when SES asked us to wait.
 CREATE TABLE mailpipe.pace (
