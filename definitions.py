@@ -7,12 +7,13 @@ from assets.deliveries import deliveries
 from jobs import campaign, sending, upkeep
 from sensors.campaigns import campaigns
 from sensors.reconcile import reconcile
+from sensors.resume import resume
 
 defs = dg.Definitions(
     assets=[*segments.ASSETS, snapshot.snapshot, deliveries, report.campaign_report],
     asset_checks=[*snapshot.CHECKS, *report.CHECKS],
     jobs=[*campaign.JOBS, *sending.JOBS, *upkeep.JOBS],
-    sensors=[campaigns, reconcile],
+    sensors=[campaigns, reconcile, resume],
     resources=resources.build(),
     # One process per run: imports are paid once, and an interrupt reaches the send itself.
     executor=dg.in_process_executor,

@@ -1,4 +1,5 @@
-"""Puts the ledger in order after whatever happened: frees silent workers' chunks, lets events speak, finishes campaigns.
+"""Puts the ledger in order after whatever happened: frees silent workers' chunks, lets events speak, finishes campaigns, and
+tells of people who are due while nobody works on them.
 
 Running it twice, or beside live workers, changes nothing that it should not: each step re-checks its right in its statement.
 """
@@ -9,12 +10,29 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
+from psycopg.rows import class_row
+
 from mailpipe import campaign, event, ledger
-from mailpipe.db import Connection
+from mailpipe.db import Connection, queries
+
+QUERIES = queries.beside(__file__)
 
 SETTLED_AFTER = timedelta(days=1)
 """So long after its end a campaign is still looked at: an event can have come before the state that it corrects. Events that
 come later settle what they touch when they are read."""
+
+QUIET = 30.0
+"""Seconds without a call after which nobody works on a campaign, if nobody holds a chunk of it either. A worker between two chunks
+holds none for some milliseconds."""
+
+
+@dataclass(frozen=True)
+class Unattended:
+    """A campaign that is sending while nobody works on it, though people are due: in these two slices, maybe in some between."""
+
+    key: str
+    first_slice: int
+    last_slice: int
 
 
 @dataclass(frozen=True)
@@ -48,3 +66,9 @@ def run(connection: Connection, key: str | None = None) -> Reconciled:
         if found.state == "sending" and campaign.finish(connection, found.campaign_id):
             finished.append(found.key)
     return Reconciled(freed, lost, settled, tuple(finished))
+
+
+def unattended(connection: Connection, *, quiet: float = QUIET) -> list[Unattended]:
+    """Campaigns that want somebody to launch a run, the oldest first. A lease that has run out is a dead worker's."""
+    with connection.cursor(row_factory=class_row(Unattended)) as cursor:
+        return cursor.execute(QUERIES["unattended"], {"quiet": quiet}).fetchall()
