@@ -1,7 +1,7 @@
 """What SES says after a call: reads its events and folds them into the ledger's bit sets.
 
 Events arrive late, early, twice and in any order; folding is a union of sets, so none of that matters. Which states follow
-from them is asked of the ledger (`settle`). Only events that carry our tags (`campaign`, `seq`) can be bound to a person here.
+from them is asked of the ledger (`settle`). Only events that carry our tags can be bound to a person here.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Event:
     kind: Kind
     campaign: str
     seq: int
+    attempt: int = 1
 
 
 @dataclass
@@ -83,10 +84,12 @@ def parse(line: str) -> Event | None:
     if kind is None or not isinstance(tags, dict):
         return None
     try:
-        key, seq = tags["campaign"][0], int(tags["seq"][0])
+        key, seq, attempt = tags["campaign"][0], int(tags["seq"][0]), int(tags.get("attempt", ["1"])[0])
     except (KeyError, IndexError, TypeError, ValueError):
         return None
-    return Event(kind, key, seq) if isinstance(key, str) and 0 < seq < 2**31 else None
+    if not isinstance(key, str) or not 0 < seq < 2**31 or not 0 < attempt < 2**15:
+        return None
+    return Event(kind, key, seq, attempt)
 
 
 def ingest(database: Database, lines: Iterable[str]) -> Ingested:
@@ -110,13 +113,14 @@ def ingest(database: Database, lines: Iterable[str]) -> Ingested:
 
 def fold(connection: Connection, events: Iterable[Event]) -> None:
     """Set the bits of these events. Doing it again changes nothing."""
-    distinct = sorted({(event.campaign, event.seq, event.kind) for event in events})
+    distinct = sorted({(event.campaign, event.seq, event.kind, event.attempt) for event in events})
     connection.execute(
         QUERIES["fold"],
         {
-            "keys": [key for key, _, _ in distinct],
-            "seqs": [seq for _, seq, _ in distinct],
-            "kinds": [kind for _, _, kind in distinct],
+            "keys": [key for key, _, _, _ in distinct],
+            "seqs": [seq for _, seq, _, _ in distinct],
+            "kinds": [kind for _, _, kind, _ in distinct],
+            "attempts": [attempt for _, _, _, attempt in distinct],
         },
     )
 
@@ -126,7 +130,7 @@ def settle(connection: Connection, campaign_id: int) -> int:
     rows = connection.execute(QUERIES["settles"], {"campaign_id": campaign_id}).fetchall()
     changed = 0
     for chunk_no, people in itertools.groupby(rows, key=lambda row: row[0]):
-        told = {seq: (seq, state, reason) for _, seq, state, reason in people}
+        told = {seq: (seq, state, reason, attempt) for _, seq, state, reason, attempt in people}
         changed += ledger.settle_unknown(connection, campaign_id, chunk_no, list(told.values()))
     return changed
 

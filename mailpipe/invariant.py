@@ -34,7 +34,7 @@ def stateless_people(connection: Connection, key: str) -> int:
 
 
 def accepted_twice(connection: Connection, key: str) -> int:
-    """Acceptances beyond the first of the same person."""
+    """Acceptances of the same person beyond the first, and beyond one for each re-send that somebody ordered."""
     return _ask(connection, "accepted_twice", key)
 
 

@@ -11,7 +11,8 @@ FROM mailpipe.snapshot s,
 WHERE s.campaign_id = :campaign_id;
 
 -- name: accepted_twice
--- A call's positions are the people accepted in it, except where `codes` names the letter of each.
+-- A call's positions are the people accepted in it, except where `codes` names the letter of each. Whom somebody has ordered to
+-- mail again may be accepted once for each attempt.
 WITH accepted AS (
     SELECT chunk_no, positions FROM mailpipe.call WHERE campaign_id = :campaign_id AND codes IS NULL
     UNION ALL
@@ -22,7 +23,12 @@ WITH accepted AS (
         FROM generate_series(0, length(k.positions) - 1) i
     ) people WHERE k.campaign_id = :campaign_id AND k.codes IS NOT NULL AND k.accepted > 0
 )
-SELECT coalesce(sum(acceptances - people), 0) FROM (
+SELECT coalesce(sum(acceptances - people), 0) - (
+    SELECT coalesce(sum(least(n.times, o.attempt) - least(n.times, 1)), 0)
+    FROM mailpipe.outcome o JOIN mailpipe.chunk c USING (campaign_id, chunk_no), LATERAL (
+        SELECT count(*) AS times FROM accepted a WHERE a.chunk_no = o.chunk_no AND get_bit(a.positions, o.seq - c.first_seq) = 1
+    ) n WHERE o.campaign_id = :campaign_id AND o.attempt > 1
+) FROM (
     SELECT sum(bit_count(positions)) AS acceptances, bit_count(bit_or(positions)) AS people FROM accepted GROUP BY chunk_no
 ) chunk;
 

@@ -7,8 +7,8 @@ Leases and clocks decide only who goes on with the work. Waiting, calling and ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from psycopg.rows import class_row, dict_row
@@ -35,7 +35,6 @@ class Lease:
     slice: int
     first_seq: int
     size: int
-    attempt: int
     fence: int
     finished: str
     owner: str
@@ -63,10 +62,12 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A call that the ledger holds as opened: `no` counts the chunk's requests, `seqs` are the people to mail."""
+    """A call that the ledger holds as opened: `no` counts the chunk's requests, `seqs` are the people to mail, `attempts` the
+    number of the attempt for those whom somebody has ordered to mail again."""
 
     no: int
     seqs: tuple[int, ...]
+    attempts: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def people(self) -> frozenset[int]:
@@ -158,8 +159,8 @@ def people(connection: Connection, held: Lease) -> list[Recipient]:
     """Who of a leased chunk has no final state yet, in sending order."""
     rows = connection.execute(QUERIES["people"], {**held.key, "finished": held.finished})
     return [
-        Recipient(seq, user_id, email, timezone, locale, dict(zip(names, values, strict=True)), tries)
-        for seq, user_id, email, timezone, locale, values, tries, names in rows
+        Recipient(seq, user_id, email, timezone, locale, dict(zip(names, values, strict=True)), tries, attempt)
+        for seq, user_id, email, timezone, locale, values, tries, attempt, names in rows
     ]
 
 
@@ -183,7 +184,11 @@ def open_call(
             "seconds": seconds,
         },
     ).fetchone()
-    return None if row is None else Opened(row[0], tuple(row[1]))
+    if row is None:
+        return None
+    opened = frozenset(row[1])
+    attempts = {person.seq: person.attempt for person in chosen if person.attempt > 1 and person.seq in opened}
+    return Opened(row[0], tuple(row[1]), attempts)
 
 
 def record(connection: Connection, held: Lease, opened: Opened, answer: Answer, tries: dict[int, int]) -> bool:
@@ -232,9 +237,12 @@ def expire_leases(connection: Connection, campaign_id: int | None = None) -> tup
 
 
 def settle_unknown(
-    connection: Connection, campaign_id: int, chunk_no: int, told: Sequence[tuple[int, str, str]]
+    connection: Connection, campaign_id: int, chunk_no: int, told: Sequence[tuple[int, str, str, int]]
 ) -> int:
-    """Let events speak: (seq, sent|failed, reason) of one chunk. Answers how many people changed their state."""
+    """Let events speak: (seq, sent|failed, reason, attempt) of one chunk. Answers how many people changed their state.
+
+    `attempt` is the one that the person was at when this was decided: people of whom it is no longer true stay as they are.
+    """
     with connection.transaction():
         connection.execute(QUERIES["lock_chunk"], {"campaign_id": campaign_id, "chunk_no": chunk_no})
         row = connection.execute(
@@ -242,12 +250,26 @@ def settle_unknown(
             {
                 "campaign_id": campaign_id,
                 "chunk_no": chunk_no,
-                "seqs": [seq for seq, _, _ in told],
-                "states": [state for _, state, _ in told],
-                "reasons": [reason for _, _, reason in told],
+                "seqs": [seq for seq, _, _, _ in told],
+                "states": [state for _, state, _, _ in told],
+                "reasons": [reason for _, _, reason, _ in told],
+                "attempts": [attempt for _, _, _, attempt in told],
             },
         ).fetchone()
     return 0 if row is None else int(row[0])
+
+
+def send_again(connection: Connection, campaign_id: int, seqs: Sequence[int] | None) -> list[int]:
+    """Make `unknown` people pending again, as a new attempt; None: all of them. Answers whom it concerned, by seq.
+
+    Only for a person's order, inside its transaction: `campaign.lock` comes before, the record of the order with it.
+    """
+    return _resolve(connection, "send_again", campaign_id, seqs)
+
+
+def call_sent(connection: Connection, campaign_id: int, seqs: Sequence[int] | None) -> list[int]:
+    """Count `unknown` people as sent, on a person's word; otherwise as `send_again`."""
+    return _resolve(connection, "call_sent", campaign_id, seqs)
 
 
 def counts(connection: Connection, campaign_id: int) -> Counts:
@@ -309,13 +331,6 @@ def unpack_message_ids(packed: bytes | None, text: str | None) -> list[str]:
     return found
 
 
-def _seconds(connection: Connection, name: str, campaign_id: int, between: tuple[int, int]) -> float | None:
-    row = connection.execute(
-        QUERIES[name], {"campaign_id": campaign_id, "first_slice": between[0], "last_slice": between[1]}
-    ).fetchone()
-    return None if row is None or row[0] is None else float(row[0])
-
-
 def _after(result: Result, tries: int) -> Result:
     """A refusal that counts becomes final when it has happened often enough."""
     if result.kind is Kind.RETRY and tries + 1 >= MAX_TRIES:
@@ -323,12 +338,28 @@ def _after(result: Result, tries: int) -> Result:
     return result
 
 
+def _resent(result: Result) -> Result:
+    """As the row of somebody says it who was ordered to be mailed again: it stays, so that the attempt remains visible."""
+    return Result(result.kind, "resend")
+
+
+def _resolve(connection: Connection, name: str, campaign_id: int, seqs: Sequence[int] | None) -> list[int]:
+    parameters: dict[str, Any] = {"campaign_id": campaign_id, "seqs": None if seqs is None else list(seqs)}
+    chunks = [row[0] for row in connection.execute(QUERIES["lock_unknown"], parameters)]
+    return [row[0] for row in connection.execute(QUERIES[name], {**parameters, "chunks": chunks})]
+
+
 def _record_parameters(
     held: Lease, opened: Opened, results: Sequence[Result], answer: Answer, tries: dict[int, int]
 ) -> dict[str, Any]:
     kinds = [result.kind for result in results]
     pairs = list(zip(opened.seqs, results, strict=True))
-    exceptions = [(seq, result) for seq, result in pairs if result.kind in (Kind.FAILED, Kind.RETRY, Kind.UNKNOWN)]
+    exceptions = [
+        (seq, _resent(result) if result.kind is Kind.SENT else result)
+        for seq, result in pairs
+        if result.kind in (Kind.FAILED, Kind.RETRY, Kind.UNKNOWN)
+        or (result.kind is Kind.SENT and seq in opened.attempts)
+    ]
     sent = kinds.count(Kind.SENT)
     packed, text = pack_message_ids([result.message_id or "" for result in results if result.kind is Kind.SENT])
     return {
@@ -360,7 +391,10 @@ def _record_late(
     answer: Answer,
     tries: dict[int, int],
 ) -> None:
-    pairs = list(zip(opened.seqs, results, strict=True))
+    pairs = [
+        (seq, _resent(result) if result.kind in (Kind.SENT, Kind.AGAIN) else result)
+        for seq, result in zip(opened.seqs, results, strict=True)
+    ]
     parameters = _record_parameters(held, opened, results, answer, tries)
     parameters |= {
         "seqs": [seq for seq, _ in pairs],
@@ -368,8 +402,10 @@ def _record_late(
         "reasons": [result.reason for _, result in pairs],
         "details": [result.detail for _, result in pairs],
         "tries": [tries.get(seq, 0) + (result.kind is Kind.RETRY) for seq, result in pairs],
+        "attempts": [opened.attempts.get(seq, 1) for seq, _ in pairs],
     }
     with connection.transaction():
+        connection.execute(QUERIES["lock_campaign"], parameters)
         connection.execute(QUERIES["lock_chunk"], parameters)
         if connection.execute(QUERIES["keep_call"], parameters).fetchone() is not None:
             connection.execute(QUERIES["record_late"], parameters)

@@ -13,13 +13,13 @@ UPDATE mailpipe.chunk c
 SET state = 'leased', owner = :owner, fence = c.fence + 1,
     leased_until = clock_timestamp() + make_interval(secs => :seconds)
 FROM free WHERE c.campaign_id = :campaign_id AND c.chunk_no = free.chunk_no
-RETURNING c.campaign_id, c.chunk_no, c.slice, c.first_seq, c.size, c.attempt, c.fence, CAST(c.finished AS text) AS finished, c.owner,
+RETURNING c.campaign_id, c.chunk_no, c.slice, c.first_seq, c.size, c.fence, CAST(c.finished AS text) AS finished, c.owner,
           (SELECT g.template_version FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id) AS template_version;
 
 -- name: people
 -- Those of a chunk that have no final state yet. `substring`, because the server may look at the bit of somebody outside of the
 -- chunk before it compares the numbers, and `get_bit` then fails.
-SELECT r.seq, r.user_id, r.email, r.timezone, r.locale, r.variables, coalesce(o.tries, 0) AS tries,
+SELECT r.seq, r.user_id, r.email, r.timezone, r.locale, r.variables, coalesce(o.tries, 0) AS tries, coalesce(o.attempt, 1) AS attempt,
        (SELECT s.variables FROM mailpipe.snapshot s WHERE s.campaign_id = :campaign_id) AS names
 FROM mailpipe.recipient r LEFT JOIN mailpipe.outcome o ON o.campaign_id = r.campaign_id AND o.seq = r.seq
 WHERE r.campaign_id = :campaign_id AND r.seq BETWEEN :first_seq AND CAST(:first_seq AS integer) + :size - 1
@@ -88,7 +88,7 @@ excepted AS (
 ),
 cleared AS (
     DELETE FROM mailpipe.outcome o USING settled
-    WHERE o.campaign_id = :campaign_id AND o.seq = ANY(CAST(:cleared AS integer[])) AND o.state = 'retry'
+    WHERE o.campaign_id = :campaign_id AND o.seq = ANY(CAST(:cleared AS integer[])) AND o.state = 'retry' AND o.attempt = 1
 )
 SELECT state FROM settled;
 
@@ -96,27 +96,35 @@ SELECT state FROM settled;
 SELECT CAST(opened AS text), CAST(finished AS text), state FROM mailpipe.chunk
 WHERE campaign_id = :campaign_id AND chunk_no = :chunk_no FOR UPDATE;
 
+-- name: lock_campaign
+-- Before `lock_chunk`, where both are needed: whoever cancels or orders a re-send locks in this order too.
+SELECT state FROM mailpipe.campaign WHERE campaign_id = :campaign_id FOR SHARE;
+
 -- name: record_late
 -- The sweeper was faster and called these people `unknown`. The answer wins over it, whoever owns the chunk by now; a person
--- whom an event has settled meanwhile stays as the event said. Only for an answer that `keep_call` did not know: a second time
--- it could meet an `unknown` that somebody else's call has left.
+-- whom an event or somebody's order has settled meanwhile stays so. Only for an answer that `keep_call` did not know: a second time
+-- it could meet an `unknown` that somebody else's call has left. For the same reason an answer about an earlier attempt frees and
+-- fails nobody; that it was accepted is enough, though: this person has the mail, and nobody shall order a third one.
 WITH campaign AS MATERIALIZED (
     SELECT state FROM mailpipe.campaign WHERE campaign_id = :campaign_id FOR SHARE
 ),
 late AS (
     SELECT x.* FROM unnest(CAST(:seqs AS integer[]), CAST(:states AS text[]), CAST(:reasons AS text[]),
-                           CAST(:details AS text[]), CAST(:tries AS smallint[])) AS x(seq, state, reason, detail, tries)
+                           CAST(:details AS text[]), CAST(:tries AS smallint[]), CAST(:attempts AS smallint[]))
+        AS x(seq, state, reason, detail, tries, attempt)
     JOIN mailpipe.outcome o ON o.campaign_id = :campaign_id AND o.chunk_no = :chunk_no AND o.seq = x.seq AND o.state = 'unknown'
-    WHERE x.state <> 'unknown'
+    WHERE x.state <> 'unknown' AND (o.attempt = x.attempt OR x.state = 'sent')
 ),
 gone AS (
     DELETE FROM mailpipe.outcome o USING late
-    WHERE o.campaign_id = :campaign_id AND o.seq = late.seq AND late.state IN ('sent', 'again')
+    WHERE o.campaign_id = :campaign_id AND o.seq = late.seq AND late.state IN ('sent', 'again') AND o.attempt = 1
 ),
 changed AS (
     UPDATE mailpipe.outcome o
-    SET state = late.state, reason = late.reason, detail = late.detail, tries = late.tries, at = clock_timestamp()
-    FROM late WHERE o.campaign_id = :campaign_id AND o.seq = late.seq AND late.state IN ('failed', 'retry')
+    SET state = CASE late.state WHEN 'again' THEN 'retry' ELSE late.state END, reason = late.reason, detail = late.detail,
+        tries = late.tries, at = clock_timestamp()
+    FROM late
+    WHERE o.campaign_id = :campaign_id AND o.seq = late.seq AND (late.state IN ('failed', 'retry') OR o.attempt > 1)
 ),
 totals AS (
     SELECT count(*) FILTER (WHERE state = 'sent') AS sent, count(*) FILTER (WHERE state = 'failed') AS failed,
@@ -207,16 +215,24 @@ SELECT (SELECT count(*) FROM freed), (SELECT count(*) FROM lost);
 
 -- name: settle_unknown
 -- An event names people whom SES did accept (`sent`) or refused for good (`failed`); only `unknown` and `sent` may change so.
+-- The attempt that was looked at is asked again: a re-send may have been ordered meanwhile.
 WITH told AS (
-    SELECT x.* FROM unnest(CAST(:seqs AS integer[]), CAST(:states AS text[]), CAST(:reasons AS text[])) AS x(seq, state, reason)
+    SELECT x.* FROM unnest(CAST(:seqs AS integer[]), CAST(:states AS text[]), CAST(:reasons AS text[]), CAST(:attempts AS smallint[]))
+        AS x(seq, state, reason, attempt)
     LEFT JOIN mailpipe.outcome o ON o.campaign_id = :campaign_id AND o.seq = x.seq
     JOIN mailpipe.chunk k ON k.campaign_id = :campaign_id AND k.chunk_no = :chunk_no
-    WHERE o.state = 'unknown' OR (x.state = 'failed' AND o.state IS NULL AND get_bit(k.finished, x.seq - k.first_seq) = 1)
+    WHERE coalesce(o.attempt, 1) = x.attempt AND (o.state = 'unknown' OR x.state = 'failed'
+          AND coalesce(o.state, 'sent') = 'sent' AND get_bit(k.finished, x.seq - k.first_seq) = 1)
 ),
-was AS (SELECT t.*, o.state IS NOT NULL AS was_unknown FROM told t
+was AS (SELECT t.*, o.state IS NOT DISTINCT FROM 'unknown' AS was_unknown FROM told t
         LEFT JOIN mailpipe.outcome o ON o.campaign_id = :campaign_id AND o.seq = t.seq),
 gone AS (
-    DELETE FROM mailpipe.outcome o USING was WHERE o.campaign_id = :campaign_id AND o.seq = was.seq AND was.state = 'sent'
+    DELETE FROM mailpipe.outcome o USING was
+    WHERE o.campaign_id = :campaign_id AND o.seq = was.seq AND was.state = 'sent' AND was.attempt = 1
+),
+again AS (
+    UPDATE mailpipe.outcome o SET state = 'sent', reason = was.reason, detail = NULL, at = clock_timestamp() FROM was
+    WHERE o.campaign_id = :campaign_id AND o.seq = was.seq AND was.state = 'sent' AND was.attempt > 1
 ),
 failed AS (
     INSERT INTO mailpipe.outcome (campaign_id, seq, chunk_no, state, reason)
@@ -233,6 +249,50 @@ UPDATE mailpipe.chunk c
 SET unknown = c.unknown - t.from_unknown, failed = c.failed + t.to_failed, sent = c.sent + t.to_sent - t.from_sent
 FROM totals t WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND t.people > 0
 RETURNING t.people;
+
+-- name: lock_unknown
+-- The chunks that hold `unknown` people of these, locked in their order: two orders never wait for each other in a circle.
+SELECT c.chunk_no FROM mailpipe.chunk c
+WHERE c.campaign_id = :campaign_id AND c.unknown > 0 AND EXISTS (
+    SELECT FROM mailpipe.outcome o WHERE o.campaign_id = c.campaign_id AND o.chunk_no = c.chunk_no AND o.state = 'unknown'
+      AND (CAST(:seqs AS integer[]) IS NULL OR o.seq = ANY(CAST(:seqs AS integer[]))))
+ORDER BY c.chunk_no FOR UPDATE OF c;
+
+-- name: send_again
+-- By a person's order alone: `unknown` people of locked chunks are pending again, as a new attempt.
+WITH again AS (
+    UPDATE mailpipe.outcome o
+    SET state = 'retry', reason = 'resend', detail = NULL, tries = 0, attempt = o.attempt + 1, at = clock_timestamp()
+    WHERE o.campaign_id = :campaign_id AND o.chunk_no = ANY(CAST(:chunks AS integer[])) AND o.state = 'unknown'
+      AND (CAST(:seqs AS integer[]) IS NULL OR o.seq = ANY(CAST(:seqs AS integer[])))
+    RETURNING o.chunk_no, o.seq
+),
+masks AS (
+    SELECT c.chunk_no, count(*) AS people, bit_or(set_bit(CAST(repeat('0', c.size) AS bit varying), a.seq - c.first_seq, 1)) AS mask
+    FROM again a JOIN mailpipe.chunk c ON c.campaign_id = :campaign_id AND c.chunk_no = a.chunk_no GROUP BY c.chunk_no
+),
+counted AS (
+    UPDATE mailpipe.chunk c
+    SET finished = c.finished & ~ m.mask, unknown = c.unknown - m.people,
+        state = CASE c.state WHEN 'done' THEN 'pending' ELSE c.state END
+    FROM masks m WHERE c.campaign_id = :campaign_id AND c.chunk_no = m.chunk_no
+)
+SELECT seq FROM again ORDER BY seq;
+
+-- name: call_sent
+-- By a person's word alone: `unknown` people of locked chunks count as sent, and their rows say on whose word.
+WITH believed AS (
+    UPDATE mailpipe.outcome o SET state = 'sent', reason = 'resolved', detail = NULL, at = clock_timestamp()
+    WHERE o.campaign_id = :campaign_id AND o.chunk_no = ANY(CAST(:chunks AS integer[])) AND o.state = 'unknown'
+      AND (CAST(:seqs AS integer[]) IS NULL OR o.seq = ANY(CAST(:seqs AS integer[])))
+    RETURNING o.chunk_no, o.seq
+),
+counted AS (
+    UPDATE mailpipe.chunk c SET sent = c.sent + b.people, unknown = c.unknown - b.people
+    FROM (SELECT chunk_no, count(*) AS people FROM believed GROUP BY chunk_no) b
+    WHERE c.campaign_id = :campaign_id AND c.chunk_no = b.chunk_no
+)
+SELECT seq FROM believed ORDER BY seq;
 
 -- name: counts
 SELECT count(*) AS chunks, coalesce(sum(size), 0) AS total, coalesce(sum(sent), 0) AS sent, coalesce(sum(failed), 0) AS failed,

@@ -23,7 +23,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """One row of a snapshot. `tries` counts certain refusals so far."""
+    """One row of a snapshot. `tries` counts certain refusals so far; `attempt` is 1 until somebody orders a re-send."""
 
     seq: int
     user_id: str
@@ -32,6 +32,7 @@ class Recipient:
     locale: str | None
     variables: Mapping[str, object]
     tries: int = 0
+    attempt: int = 1
 
 
 class Unfit(Exception):
@@ -46,7 +47,7 @@ class Unfit(Exception):
 
 
 def entry(
-    template: Template, recipient: Recipient, signer: Signer, *, campaign: str, attempt: int, topic: str
+    template: Template, recipient: Recipient, signer: Signer, *, campaign: str, topic: str
 ) -> dict[str, Any]:
     """The `BulkEmailEntry` of one person: one To address, and the tags `campaign`, `seq` and `attempt`.
 
@@ -78,7 +79,7 @@ def entry(
         "ReplacementTags": [
             {"Name": "campaign", "Value": campaign},
             {"Name": "seq", "Value": str(recipient.seq)},
-            {"Name": "attempt", "Value": str(attempt)},
+            {"Name": "attempt", "Value": str(recipient.attempt)},
         ],
         "ReplacementEmailContent": {"ReplacementTemplate": {"ReplacementTemplateData": data}},
         "ReplacementHeaders": [{"Name": name, "Value": value} for name, value in headers],

@@ -18,7 +18,7 @@ SELECT coalesce(sum(accepted), 0), extract(epoch FROM max(at) - min(at)) FROM ma
 -- name: who
 SELECT d.seq, d.slice, d.user_id, d.state, d.reason, o.detail, d.attempt, k.at, k.positions, k.codes, k.message_ids, k.message_ids_text,
        d.seq - c.first_seq AS position,
-       ARRAY(SELECT e.kind FROM mailpipe.event_mask e WHERE e.campaign_id = d.campaign_id AND e.chunk_no = d.chunk_no
+       ARRAY(SELECT DISTINCT e.kind FROM mailpipe.event_mask e WHERE e.campaign_id = d.campaign_id AND e.chunk_no = d.chunk_no
              AND get_bit(e.mask, d.seq - c.first_seq) = 1 ORDER BY e.kind) AS events
 FROM mailpipe.delivery d
 JOIN mailpipe.chunk c USING (campaign_id, chunk_no)
@@ -38,4 +38,7 @@ SELECT d.seq, d.user_id, d.email, d.state, coalesce(d.reason, '') AS reason, d.s
 WHERE d.campaign_id = :campaign_id AND (CAST(:state AS text) IS NULL OR d.state = :state) ORDER BY d.seq;
 
 -- name: events
-SELECT kind, sum(bit_count(mask)) FROM mailpipe.event_mask WHERE campaign_id = :campaign_id GROUP BY kind ORDER BY kind;
+-- A person counts once for each kind, also if a second attempt told the same.
+SELECT kind, sum(bit_count(mask)) FROM (
+    SELECT kind, bit_or(mask) AS mask FROM mailpipe.event_mask WHERE campaign_id = :campaign_id GROUP BY chunk_no, kind
+) chunk GROUP BY kind ORDER BY kind;

@@ -206,7 +206,6 @@ class Worker:
                             person,
                             self.job.signer,
                             campaign=self.job.campaign.key,
-                            attempt=held.attempt,
                             topic=self.job.campaign.spec.topic,
                         ),
                     )

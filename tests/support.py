@@ -172,7 +172,8 @@ class World:
             if state in ("unknown", "sending") or (state, reason) == ("failed", "rendering_failure")
         }
         assert sent <= accepted.keys(), "somebody is called sent whom the provider never accepted"
-        assert accepted.keys() <= sent | believed | unsure | ordered.keys(), (
+        fit = sent | believed | unsure | ordered.keys()
+        assert accepted.keys() <= fit, "the provider accepted somebody whom the ledger does not call sent"
             "the provider accepted somebody whom the ledger does not call sent"
         )
         return self.balance(key)

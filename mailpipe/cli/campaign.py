@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import psycopg
 
-from mailpipe import campaign, plan, send, snapshot, stand_in
-from mailpipe.cli import campaign_look, campaign_send, session
+from mailpipe import campaign, kill_switch, plan, send, snapshot, stand_in
+from mailpipe.cli import campaign_look, campaign_send, campaign_unknown, session
 from mailpipe.cli.campaign_look import described
 from mailpipe.cli.failure import Mistake
 from mailpipe.cli.output import dump, facts, minutes, show
@@ -34,6 +34,7 @@ for _other in (campaign_look.list_, campaign_look.show_, campaign_look.progress,
     command.add_command(_other)
 command.add_command(campaign_look.export)
 command.add_command(campaign_send.start)
+command.add_command(campaign_unknown.command)
 
 
 @command.command(epilog="Example: mailpipe campaign create assets/campaigns/flash_sale.yaml --author ana")
@@ -117,24 +118,41 @@ def approve(name: str, person: str, accept_plan: bool, as_json: bool) -> None:
 @command.command(epilog='Example: mailpipe campaign pause flash-sale --reason "wrong price"')
 @NAME
 @click.option("--reason", help="Why; everybody who looks at the campaign sees it.")
+@click.option(
+    "--provider",
+    is_flag=True,
+    help="Also turn off the configuration set at SES. Everything that sends through it stops, other campaigns too.",
+)
 @as_option
 @json_option
-def pause(name: str, reason: str | None, person: str, as_json: bool) -> None:
+def pause(name: str, reason: str | None, provider: bool, person: str, as_json: bool) -> None:
     """Stop sending. No call is begun any more; those under way are finished and recorded."""
-    with session.database(session.load()) as database, database.connection() as connection:
-        made = campaign.pause(connection, name, actor=person, reason=reason or f"by {person}")
-    _moved(made, as_json, f"campaign {name} is paused: {made.state_reason}")
+    config = session.load()
+    reason = reason or f"by {person}"
+    with session.database(config) as database, database.connection() as connection:
+        if provider:
+            with session.ses(config) as ses:
+                made = kill_switch.pause(connection, config, ses, name, actor=person, reason=reason)
+        else:
+            made = campaign.pause(connection, name, actor=person, reason=reason)
+    _moved(made, as_json, f"campaign {name} is paused: {made.state_reason}" + _switched(config, "off", provider))
 
 
 @command.command(epilog="Example: mailpipe campaign resume flash-sale && mailpipe campaign start flash-sale")
 @NAME
+@click.option("--provider", is_flag=True, help="First turn the configuration set at SES on again.")
 @as_option
 @json_option
-def resume(name: str, person: str, as_json: bool) -> None:
+def resume(name: str, provider: bool, person: str, as_json: bool) -> None:
     """Let a paused campaign go on where it stopped. Running senders continue; `start` or Dagster begins new ones."""
-    with session.database(session.load()) as database, database.connection() as connection:
-        made = campaign.resume(connection, name, actor=person)
-    _moved(made, as_json, f"campaign {name} is {made.state} again")
+    config = session.load()
+    with session.database(config) as database, database.connection() as connection:
+        if provider:
+            with session.ses(config) as ses:
+                made = kill_switch.resume(connection, config, ses, name, actor=person)
+        else:
+            made = campaign.resume(connection, name, actor=person)
+    _moved(made, as_json, f"campaign {name} is {made.state} again" + _switched(config, "on", provider))
 
 
 @command.command(epilog='Example: mailpipe campaign cancel flash-sale --reason "sold out"')
@@ -165,6 +183,10 @@ def set_(name: str, rate: float | None, template: str | None, person: str, as_js
     _moved(
         made, as_json, f"campaign {name}: rate {made.rate or 'the limit of the account'}, template {made.spec.template}"
     )
+
+
+def _switched(config: Settings, to: str, provider: bool) -> str:
+    return f"; the configuration set {config.configuration_set} is {to} at SES" if provider else ""
 
 
 def _moved(made: campaign.Campaign, as_json: bool, text: str) -> None:

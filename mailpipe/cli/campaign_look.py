@@ -10,7 +10,7 @@ import click
 from rich.console import Group
 
 from mailpipe import campaign, report
-from mailpipe.cli import session
+from mailpipe.cli import campaign_unknown, session
 from mailpipe.cli.output import Bar, dump, facts, minutes, show, table
 from mailpipe.cli.session import json_option
 from mailpipe.db import Database
@@ -84,7 +84,8 @@ def show_(name: str, as_json: bool) -> None:
     parts: list[Any] = [facts(summary), "", _people(now)]
     if reasons:
         parts += ["", table(["state", "reason", "people"], [(r.state, r.reason, r.people) for r in reasons])]
-    parts += ["", table(["at", "who", "what"], [(h["at"], h["actor"], h["action"]) for h in history])]
+    steps = [(h["at"], h["actor"], h["action"], _ordered(h["detail"])) for h in history]
+    parts += ["", table(["at", "who", "what", "why"], steps)]
     show(Group(*parts))
 
 
@@ -146,6 +147,14 @@ def export(name: str, file: Path, state: str | None, as_json: bool) -> None:
         dump({"file": str(file), "recipients": count})
     else:
         click.echo(f"{count:,} recipients written to {file}")
+
+
+def _ordered(detail: dict[str, Any]) -> str:
+    """Why somebody did something, and to whom, as far as they had to say it."""
+    said = [str(detail["reason"])] if detail.get("reason") else []
+    if detail.get("seqs"):
+        said.append(f"{detail['people']:,} people: seq {campaign_unknown.written(detail['seqs'])}")
+    return "; ".join(said)
 
 
 def _look(database: Database, name: str) -> report.Progress:

@@ -86,7 +86,6 @@ CREATE TABLE mailpipe.chunk (
     slice        smallint NOT NULL CHECK (slice BETWEEN 0 AND 99),
     first_seq    integer NOT NULL CHECK (first_seq >= 1),
     size         smallint NOT NULL CHECK (size BETWEEN 1 AND 1000),
-    attempt      smallint NOT NULL DEFAULT 1 CHECK (attempt >= 1),  -- times that SES may have accepted these people
     due_at       timestamptz NOT NULL,
     state        text NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'leased', 'done', 'cancelled')),
     fence        integer NOT NULL DEFAULT 0,                   -- grows with each lease; an old holder can write nothing
@@ -130,28 +129,32 @@ CREATE TABLE mailpipe.call (
 );
 CREATE INDEX call_at ON mailpipe.call (campaign_id, at);       -- the rate of the last minute
 
--- Only exceptions. No row: the bits of the chunk say all there is to say.
+-- Only exceptions. No row: the bits of the chunk say all there is to say. `attempt` grows only by a person's order to mail an
+-- `unknown` again, and never shrinks: such a row stays, whatever becomes of them. Else `sent` is a person's word (reason `resolved`).
 CREATE TABLE mailpipe.outcome (
     campaign_id integer NOT NULL,
     seq         integer NOT NULL,
     chunk_no    integer NOT NULL,
-    state       text NOT NULL CHECK (state IN ('retry', 'failed', 'skipped', 'unknown')),
+    state       text NOT NULL CHECK (state IN ('retry', 'sent', 'failed', 'skipped', 'unknown')),
     reason      text NOT NULL,
     detail      text,
     tries       smallint NOT NULL DEFAULT 0 CHECK (tries >= 0), -- certain refusals that count (TRANSIENT_FAILURE)
+    attempt     smallint NOT NULL DEFAULT 1 CHECK (attempt >= 1), -- times that SES may have accepted this person
     at          timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (campaign_id, seq)
+    PRIMARY KEY (campaign_id, seq),
+    CHECK (state <> 'sent' OR attempt > 1 OR reason = 'resolved')
 );
 CREATE INDEX outcome_chunk ON mailpipe.outcome (campaign_id, chunk_no);
 
--- What SES said later: idempotent, free of order. A bit per recipient of a chunk for each kind of event.
+-- What SES said later: idempotent, free of order. A bit per recipient of a chunk for each kind of event and each attempt.
 CREATE TABLE mailpipe.event_mask (
     campaign_id integer NOT NULL,
     chunk_no    integer NOT NULL,
     kind        text NOT NULL CHECK (kind IN ('send', 'delivery', 'bounce', 'complaint', 'reject', 'rendering_failure',
                                               'delivery_delay', 'open', 'click')),
+    attempt     smallint NOT NULL CHECK (attempt >= 1),
     mask        bit varying(1000) NOT NULL,
-    PRIMARY KEY (campaign_id, chunk_no, kind)
+    PRIMARY KEY (campaign_id, chunk_no, kind, attempt)
 ) WITH (fillfactor = 66);
 
 CREATE TABLE mailpipe.suppression (
@@ -226,7 +229,8 @@ $$;
 
 -- Exactly one state for every recipient.
 CREATE VIEW mailpipe.delivery AS
-SELECT r.campaign_id, r.seq, c.slice, r.user_id, r.email, r.timezone, r.locale, c.attempt, c.chunk_no, c.due_at,
+SELECT r.campaign_id, r.seq, c.slice, r.user_id, r.email, r.timezone, r.locale,
+       coalesce(o.attempt, CAST(1 AS smallint)) AS attempt, c.chunk_no, c.due_at,
        CASE
            WHEN o.state <> 'retry' THEN o.state
            WHEN get_bit(c.opened, r.seq - c.first_seq) = 1 THEN 'sending'

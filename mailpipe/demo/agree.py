@@ -113,20 +113,24 @@ def _parse(line: bytes, key: str) -> tuple[int, str]:
     return 0, ""
 
 
-def _people(connection: Connection, campaign_id: int) -> Iterator[tuple[int, str, str | None, str]]:
+def _people(connection: Connection, campaign_id: int) -> Iterator[tuple[int, str, str | None, str, int]]:
     with connection.cursor("agree") as cursor:
         cursor.itersize = _PAGE
         cursor.execute(
-            "SELECT seq, state, reason, lower(email) FROM mailpipe.delivery WHERE campaign_id = %s", (campaign_id,)
+            "SELECT seq, state, reason, lower(email), attempt FROM mailpipe.delivery WHERE campaign_id = %s",
+            (campaign_id,),
         )
         yield from cursor
 
 
 def _hold(
-    people: Iterable[tuple[int, str, str | None, str]], accepted: bytearray, addresses: array[int], result: Agreement
+    people: Iterable[tuple[int, str, str | None, str, int]],
+    accepted: bytearray,
+    addresses: array[int],
+    result: Agreement,
 ) -> None:
     seen = bytearray(result.recipients + 1)
-    for seq, state, reason, address in people:
+    for seq, state, reason, address, attempt in people:
         result.states[state] += 1
         if not 1 <= seq <= result.recipients or seen[seq]:
             result.fault("miscounted", seq)
@@ -134,7 +138,7 @@ def _hold(
         seen[seq] = 1
         if state in ("pending", "sending"):
             result.fault("unfinished", seq)
-        if accepted[seq] > 1:
+        if accepted[seq] > attempt:
             result.fault("doubled", seq)
         if state == "sent" and not accepted[seq]:
             result.fault("missing", seq)

@@ -121,7 +121,7 @@ def make_request(template: Template, recipients: Sequence[Recipient], *, sender:
         sender=sender,
         template_name=template.version,
         configuration_set="mailpipe-marketing",
-        entries=[entry(template, one, SIGNER, campaign=CAMPAIGN, attempt=1, topic=TOPIC) for one in recipients],
+        entries=[entry(template, one, SIGNER, campaign=CAMPAIGN, topic=TOPIC) for one in recipients],
         reply_to="Service <help@shop.example.com>",
     )
     check_bulk(made)

@@ -151,7 +151,7 @@ class TestLease:
         table: Table = make(3, 3)
         first, second = table.hold("one"), table.hold("two")
         assert (first.chunk_no, second.chunk_no) == (0, 1)
-        assert (first.first_seq, second.first_seq, first.size, first.attempt, first.fence) == (1, 4, 3, 1, 1)
+        assert (first.first_seq, second.first_seq, first.size, first.fence) == (1, 4, 3, 1)
         assert table.lease("three") is None
         assert table.chunk(0)["owner"] == "one"
         assert table.row() == "------"
@@ -220,7 +220,7 @@ class TestLease:
 
     def test_a_chunk_far_along_in_a_large_campaign_can_be_read(self, make: Any) -> None:
         table: Table = make(1)
-        far = Lease(table.campaign_id, 9, 99, 2_000_000, 500, 1, 1, "0" * 500, "one", "any")
+        far = Lease(table.campaign_id, 9, 99, 2_000_000, 500, 1, "0" * 500, "one", "any")
         assert table.people(far) == []
 
 
@@ -595,7 +595,7 @@ class TestLateAnswer:
         opened = table.call(slow)
         table.expire()
         ledger.settle_unknown(
-            table.connection, table.campaign_id, 0, [(1, "sent", "delivery"), (2, "failed", "reject")]
+            table.connection, table.campaign_id, 0, [(1, "sent", "delivery", 1), (2, "failed", "reject", 1)]
         )
         assert table.row() == "sf"
         table.record(slow, opened, answer(AGAIN, SENT))
@@ -704,7 +704,7 @@ class TestSettle:
         table: Table = make(6)
         held = table.hold()
         table.record(held, table.call(held, 1, 2, 3, 4), answer(UNKNOWN, UNKNOWN, SENT, FAILED))
-        told = [(seq, "sent", "delivery") for seq in range(1, 7)]
+        told = [(seq, "sent", "delivery", 1) for seq in range(1, 7)]
         assert ledger.settle_unknown(table.connection, table.campaign_id, 0, told) == 2
         assert table.row() == "sssf--"
         assert ledger.settle_unknown(table.connection, table.campaign_id, 0, told) == 0
@@ -713,7 +713,7 @@ class TestSettle:
         table: Table = make(5)
         held = table.hold()
         table.record(held, table.call(held, 1, 2, 3), answer(UNKNOWN, SENT, FAILED))
-        told = [(seq, "failed", "rendering_failure") for seq in range(1, 6)]
+        told = [(seq, "failed", "rendering_failure", 1) for seq in range(1, 6)]
         assert ledger.settle_unknown(table.connection, table.campaign_id, 0, told) == 2
         assert table.row() == "fff--"
         assert [reason for _, _, reason, _ in table.outcomes()] == [

@@ -36,6 +36,7 @@ def test_the_commands_are_those_that_are_documented() -> None:
         *(f"template {name}" for name in ("list", "preview")),
         *(f"campaign {name}" for name in ("create", "list", "show", "plan", "approve", "snapshot", "start", "pause")),
         *(f"campaign {name}" for name in ("resume", "cancel", "set", "progress", "who", "export")),
+        *(f"campaign unknown {name}" for name in ("list", "export", "resolve")),
         "events ingest",
         "reconcile",
         "ses-simulator",

@@ -37,7 +37,7 @@ anna = Recipient(
 
 
 def make(recipient: Recipient, **changed: Any) -> dict[str, Any]:
-    options = {"campaign": "black-friday", "attempt": 1, "topic": "marketing", **changed}
+    options = {"campaign": "black-friday", "topic": "marketing", **changed}
     return entry(options.pop("template", template), recipient, signer, **options)
 
 
