@@ -174,8 +174,6 @@ class World:
         assert sent <= accepted.keys(), "somebody is called sent whom the provider never accepted"
         fit = sent | believed | unsure | ordered.keys()
         assert accepted.keys() <= fit, "the provider accepted somebody whom the ledger does not call sent"
-            "the provider accepted somebody whom the ledger does not call sent"
-        )
         return self.balance(key)
 
     def ordered(self, key: str) -> Counter[int]:
