@@ -379,6 +379,7 @@ def _record_parameters(
         "reasons": [result.reason for _, result in exceptions],
         "details": [result.detail for _, result in exceptions],
         "tries": [tries.get(seq, 0) + (result.kind is Kind.RETRY) for seq, result in exceptions],
+        "attempts": [opened.attempts.get(seq, 1) for seq, _ in exceptions],
         "cleared": [seq for seq, result in pairs if result.kind is Kind.SENT and tries.get(seq)],
     }
 

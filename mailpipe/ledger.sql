@@ -79,10 +79,11 @@ answered AS (
     FROM settled
 ),
 excepted AS (
-    INSERT INTO mailpipe.outcome (campaign_id, seq, chunk_no, state, reason, detail, tries)
-    SELECT :campaign_id, x.seq, :chunk_no, x.state, x.reason, x.detail, x.tries
+    INSERT INTO mailpipe.outcome (campaign_id, seq, chunk_no, state, reason, detail, tries, attempt)
+    SELECT :campaign_id, x.seq, :chunk_no, x.state, x.reason, x.detail, x.tries, x.attempt
     FROM settled, unnest(CAST(:seqs AS integer[]), CAST(:states AS text[]), CAST(:reasons AS text[]),
-                         CAST(:details AS text[]), CAST(:tries AS smallint[])) AS x(seq, state, reason, detail, tries)
+                         CAST(:details AS text[]), CAST(:tries AS smallint[]), CAST(:attempts AS smallint[]))
+        AS x(seq, state, reason, detail, tries, attempt)
     ON CONFLICT (campaign_id, seq) DO UPDATE
     SET state = excluded.state, reason = excluded.reason, detail = excluded.detail, tries = excluded.tries, at = clock_timestamp()
 ),
