@@ -1,0 +1,265 @@
+"""Runs that are killed, cancelled, launched twice, beside each other, and over a restart of the daemon: the journal decides.
+
+Real processes: webserver, daemon and code server with the checkout's `dagster.yaml`, the storage in PostgreSQL, and one process for
+each run. What people do in the UI is done through its API.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mailpipe import children, dev
+from tests.conftest import admin
+from tests.support import World, wait_for
+
+CHECKOUT = Path(__file__).parents[2]
+RANGE = "dagster/asset_partition_range_"
+THREADS = 4
+REPOSITORY = {"repositoryName": "__repository__", "repositoryLocationName": "mailpipe"}
+LAUNCH = """mutation($params: ExecutionParams!) {
+  launchRun(executionParams: $params) { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } }
+}"""
+AGAIN = """mutation($params: ReexecutionParams!) {
+  launchRunReexecution(reexecutionParams: $params) {
+    __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } }
+}"""
+CANCEL = """mutation($run: String!) {
+  terminateRun(runId: $run) { __typename ... on TerminateRunFailure { message } ... on PythonError { message } }
+}"""
+ADD = """mutation($repository: RepositorySelector!, $key: String!) {
+  addDynamicPartition(repositorySelector: $repository, partitionsDefName: "campaign", partitionKey: $key) { __typename }
+}"""
+LOGS = """query($run: ID!) { logsForRun(runId: $run) {
+  ... on EventConnection { events { ... on MessageEvent { message } } } } }"""
+LOOK = """query($run: ID!) { runOrError(runId: $run) { ... on Run { status tags { key value } } } }"""
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@dataclass
+class Stage:
+    """Dagster as it runs in production, around a world."""
+
+    world: World
+    environment: dict[str, str]
+    workspace: Path
+    folder: Path
+    port: int
+    group: children.Group = field(default_factory=children.Group)
+
+    def start(self, name: str, *command: str) -> children.Child:
+        return self.group.start(
+            name,
+            [sys.executable, "-m", *command],
+            log=self.folder / f"{name}.log",
+            cwd=self.folder,
+            env=self.environment,
+        )
+
+    def start_daemon(self) -> children.Child:
+        return self.start("daemon", "dagster._daemon", "run", "-w", str(self.workspace))
+
+    def output(self) -> str:
+        lines = (f"{log.name}: {line}" for log in self.folder.glob("*.log") for line in children.last_lines(log, 8))
+        return "\n".join(lines)
+
+    def ask(self, query: str, **variables: Any) -> Any:
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        address = f"http://127.0.0.1:{self.port}/graphql"
+        request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+            told = json.load(answer)
+        assert "errors" not in told, told
+        return told["data"]
+
+    def ready(self, **fields: Any) -> str:
+        key = self.world.ready(**fields)
+        self.ask(ADD, repository=REPOSITORY, key=key)
+        return key
+
+    def launch(self, key: str, first: int = 0, last: int = 99) -> str:
+        """Launch `send` over a range of slices; answers the run."""
+        tags = {f"{RANGE}start": f"{key}|{first:02d}", f"{RANGE}end": f"{key}|{last:02d}"}
+        params = {
+            "selector": {**REPOSITORY, "jobName": "send"},
+            "runConfigData": {},
+            "mode": "default",
+            "executionMetadata": {"tags": [{"key": name, "value": value} for name, value in tags.items()]},
+        }
+        return self._run(self.ask(LAUNCH, params=params)["launchRun"])
+
+    def execute_again(self, run: str) -> str:
+        """What the button "Re-execute all" does."""
+        params = {"parentRunId": run, "strategy": "ALL_STEPS"}
+        return self._run(self.ask(AGAIN, params=params)["launchRunReexecution"])
+
+    @staticmethod
+    def _run(told: dict[str, Any]) -> str:
+        assert told["__typename"] == "LaunchRunSuccess", told
+        return str(told["run"]["runId"])
+
+    def cancel(self, run: str) -> None:
+        told = self.ask(CANCEL, run=run)["terminateRun"]
+        assert told["__typename"] == "TerminateRunSuccess", told
+
+    def look(self, run: str) -> tuple[str, dict[str, str]]:
+        """Status and tags of a run."""
+        found = self.ask(LOOK, run=run)["runOrError"]
+        return str(found["status"]), {tag["key"]: tag["value"] for tag in found["tags"]}
+
+    def wait_for(self, run: str, *statuses: str) -> str:
+        wait_for(lambda: self.look(run)[0] in {*statuses, "SUCCESS", "FAILURE", "CANCELED"}, f"{statuses}", seconds=90)
+        status, _ = self.look(run)
+        assert status in statuses, f"the run is {status}\n{self.output()}"
+        return status
+
+    def process(self, run: str) -> int:
+        """The process of a run, as Dagster names it in the run's log."""
+        events = self.ask(LOGS, run=run)["logsForRun"]["events"]
+        found = {number for event in events for number in re.findall(r"\(pid: (\d+)\)", event.get("message", ""))}
+        (process,) = found
+        return int(process)
+
+    def workers(self, key: str) -> set[int]:
+        """The processes that hold chunks of a campaign at this moment."""
+        rows = self.world.execute(
+            "SELECT DISTINCT owner FROM mailpipe.chunk WHERE state = 'leased' AND campaign_id = %(id)s",
+            {"id": self.world.campaign(key).campaign_id},
+        )
+        return {int(owner.split(":")[1]) for (owner,) in rows}
+
+    def wait_for_sent(self, key: str, people: int) -> None:
+        wait_for(lambda: self.world.progress(key).sent >= people, f"{people} sent", seconds=60)
+
+
+@pytest.fixture(scope="module")
+def _stage(_scene: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("dagster")
+    settings = replace(
+        _scene.settings,
+        home=CHECKOUT,
+        database_url=_scene.database.url.render_as_string(hide_password=False),
+        dagster_database=f"dagster_faults_{os.getpid()}",
+    )
+    environment = children.dagster_environment(settings) | {
+        # Segments and templates are the world's; what is Dagster's is the checkout's.
+        "MAILPIPE_HOME": str(_scene.settings.home),
+        "MAILPIPE_ALLOW_UNSAFE_DURABILITY": "1",
+        "MAILPIPE_THREADS": str(THREADS),
+        # What a killed worker held is free again after six seconds.
+        "MAILPIPE_LEASE": "6",
+        "MAILPIPE_CONNECT_TIMEOUT": "1",
+        "MAILPIPE_READ_TIMEOUT": "4",
+    }
+    workspace, code_server = dev._one_code_server(settings)
+    stage = Stage(_scene, environment, workspace, folder, dev._any_port())
+    with stage.group:
+        stage.start("code-server", *code_server)
+        wait_for(lambda: dev._listens(int(code_server[-1])) or bool(stage.group.ended()), "the code server", seconds=60)
+        stage.start_daemon()
+        arguments = ("-h", "127.0.0.1", "-p", str(stage.port), "-w", str(workspace))
+        stage.start("webserver", "dagster_webserver", *arguments)
+        url = f"http://127.0.0.1:{stage.port}/server_info"
+        wait_for(lambda: dev._answers(url) or bool(stage.group.ended()), "the webserver", seconds=60)
+        assert stage.group.ended() is None, stage.output()
+        yield stage
+    with admin(_scene.database.url) as connection:
+        connection.execute(f'DROP DATABASE "{settings.dagster_database}" WITH (FORCE)'.encode())
+
+
+@pytest.fixture
+def stage(_stage: Stage, scene: World) -> Stage:
+    return _stage
+
+
+def test_dagster_notices_dead_runs_and_never_resumes_one_by_itself() -> None:
+    """Above 0, a user's stop would not reach the send; and a retry would go over the whole range again."""
+    given = yaml.safe_load((CHECKOUT / "dagster.yaml").read_text())
+    assert given["run_monitoring"]["enabled"] is True
+    assert given["run_monitoring"]["max_resume_run_attempts"] == 0
+    assert given["run_retries"]["enabled"] is False
+
+
+def test_a_killed_run_is_executed_again_over_its_whole_range(stage: Stage) -> None:
+    stage.world.people(2_000)
+    key = stage.ready(chunk_size=100, rate=400.0)
+    killed = stage.launch(key)
+    stage.wait_for_sent(key, 400)
+    (process,) = stage.workers(key)
+    os.kill(process, signal.SIGKILL)
+    stage.wait_for(killed, "FAILURE")
+    assert stage.world.progress(key).pending > 0, "it was killed in the middle"
+
+    again = stage.execute_again(killed)
+    stage.wait_for(again, "SUCCESS")
+    _, tags = stage.look(again)
+    assert (tags[f"{RANGE}start"], tags[f"{RANGE}end"]) == (f"{key}|00", f"{key}|99")
+    assert tags["mailpipe/end"] == "complete"
+    people = stage.world.keep_promises(key)
+    assert people["sent"] + people.get("unknown", 0) == 2_000
+    assert people.get("unknown", 0) <= THREADS * 50, "nobody but those in calls that were open"
+
+
+def test_runs_over_the_same_people_at_once_of_which_two_are_stopped(stage: Stage) -> None:
+    """The same range twice and a part of it beside. One is cancelled in the UI, one gets SIGTERM; the third ends the work."""
+    world = stage.world
+    world.people(3_000)
+    key = stage.ready(chunk_size=100, rate=300.0)
+    due(stage, key, "3 minutes")
+    cancelled, part, survivor = stage.launch(key), stage.launch(key, 30, 99), stage.launch(key)
+    runs = (cancelled, part, survivor)
+    # They wait for the due time, within their horizon.
+    wait_for(lambda: all("mailpipe/campaign" in stage.look(run)[1] for run in runs), "three runs", seconds=90)
+    due(stage, key, "0 s")
+    stage.wait_for_sent(key, 200)
+    wait_for(lambda: len(stage.workers(key)) > 1, "two runs at work")
+    processes = {run: stage.process(run) for run in runs}
+    stage.cancel(cancelled)
+    os.kill(processes[part], signal.SIGTERM)
+    stage.wait_for(cancelled, "CANCELED")
+    stage.wait_for(part, "CANCELED", "FAILURE")
+    assert {stage.look(run)[1]["mailpipe/end"] for run in (cancelled, part)} == {"stopped"}, "the send itself has ended"
+    assert stage.workers(key) <= {processes[survivor]}, "chunks are given back"
+    progress = world.progress(key)
+    assert progress.unknown == 0
+    assert progress.pending > 0, "they were stopped in the middle"
+    stage.wait_for(survivor, "SUCCESS")
+    assert world.keep_promises(key) == {"sent": 3_000}, "nobody twice, nobody lost, nobody unknown"
+
+
+def due(stage: Stage, key: str, distance: str) -> None:
+    stage.world.execute(
+        "UPDATE mailpipe.chunk SET due_at = now() + CAST(%(distance)s AS interval) WHERE campaign_id = %(id)s",
+        {"id": stage.world.campaign(key).campaign_id, "distance": distance},
+    )
+
+
+def test_a_run_outlives_its_daemon_and_what_is_queued_meanwhile_is_launched_by_the_next_one(stage: Stage) -> None:
+    world = stage.world
+    world.people(2_000)
+    key = stage.ready(chunk_size=100, rate=400.0)
+    run = stage.launch(key)
+    stage.wait_for_sent(key, 200)
+    (daemon,) = [child for child in stage.group.children if child.name == "daemon"]
+    os.kill(daemon.process.pid, signal.SIGKILL)
+    daemon.process.wait()
+    stage.group.children.remove(daemon)
+    queued = stage.launch(key)
+    stage.wait_for(run, "SUCCESS")
+    assert stage.look(queued)[0] == "QUEUED"
+    stage.start_daemon()
+    stage.wait_for(queued, "SUCCESS")
+    assert stage.look(queued)[1]["mailpipe/accepted"] == "0"
+    assert world.keep_promises(key) == {"sent": 2_000}
