@@ -9,15 +9,31 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from mailpipe import campaign, event, invariant, ledger, report, unknown
+from mailpipe import campaign, event, ledger, report, unknown
+from mailpipe import invariant as promises
 from mailpipe.cli import main
 from mailpipe.errors import CampaignError
 from mailpipe.ledger import Lease, Opened
 from mailpipe.ses.answer import Kind
-from tests.db.test_ledger import AGAIN, FAILED, OPEN, RETRY, SENT, UNKNOWN, Table, answer, somebody_waits_for_a_lock
+from tests.db.test_ledger import (
+    AGAIN,
+    FAILED,
+    KINDS,
+    OPEN,
+    RETRY,
+    SENT,
+    UNKNOWN,
+    Machine,
+    Table,
+    answer,
+    somebody_waits_for_a_lock,
+)
 from tests.support import World, wait_for
 
 
@@ -75,7 +91,7 @@ class TestResend:
         with scene.database.connection() as connection:
             (fate,) = report.who(connection, key, "7")
             reasons = report.reasons(connection, key)
-            assert invariant.accepted_twice(connection, key) == 0
+            assert promises.accepted_twice(connection, key) == 0
         assert (fate.state, fate.reason, fate.attempt) == ("sent", "resend", 2)
         assert fate.message_id is not None
         assert [(one.state, one.reason, one.people) for one in reasons] == [("sent", "resend", 50)]
@@ -316,7 +332,7 @@ class TestSecondAttempt:
         table.record(held, second, answer(SENT))
         assert table.row() == "s"
         assert rows(table) == [(1, "sent", "resend", 0, 2)]
-        assert invariant.accepted_twice(table.connection, table.key) == 0
+        assert promises.accepted_twice(table.connection, table.key) == 0
 
     def test_somebody_accepted_at_both_attempts_is_no_breach(self, make: Any) -> None:
         table: Table = make(2)
@@ -329,9 +345,9 @@ class TestSecondAttempt:
         table.record(slow, first, answer(SENT, SENT))
         table.record(held, second, answer(SENT))
         assert table.row() == "ss"
-        assert invariant.accepted_twice(table.connection, table.key) == 0
+        assert promises.accepted_twice(table.connection, table.key) == 0
         table.connection.execute("UPDATE mailpipe.outcome SET attempt = 1, reason = 'resolved'")
-        assert invariant.accepted_twice(table.connection, table.key) == 1
+        assert promises.accepted_twice(table.connection, table.key) == 1
 
     def test_it_waits_for_the_holder_of_its_chunk(self, make: Any) -> None:
         """A worker who holds the chunk goes on with its own people; the next lease finds those of the order."""
@@ -383,6 +399,89 @@ class TestSecondAttempt:
         event.fold(table.connection, [event.Event("reject", table.key, 2, attempt=3 - attempt)])
         assert event.settle(table.connection, table.campaign_id) == 0
         assert table.row() == "us"
+
+
+class Desk(Machine):
+    """The machine of two workers and a sweeper, with a person who gives orders at any time.
+
+    `accepted` counts the present attempt of each person alone, `taken` all of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: Counter[tuple[int, int]] = Counter()
+        self.orders: Counter[int] = Counter()
+        self.believed: set[int] = set()
+
+    @rule(who=st.integers(0, 1), data=st.data())
+    def ask_the_provider(self, who: int, data: st.DataObject) -> None:
+        call = self.workers[who].open
+        if call is None or call.said is not None:
+            return
+        kinds = data.draw(st.lists(KINDS, min_size=len(call.opened.seqs), max_size=len(call.opened.seqs)))
+        call.said = answer(*kinds, first=call.opened.seqs[0])
+        lost = data.draw(st.sets(st.sampled_from(call.opened.seqs)))
+        for seq, kind in zip(call.opened.seqs, kinds, strict=True):
+            if kind is SENT or (kind is UNKNOWN and seq in lost):
+                attempt = call.opened.attempts.get(seq, 1)
+                self.taken[seq, attempt] += 1
+                self.accepted[seq] += attempt == 1 + self.orders[seq]
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data(), kind=st.sampled_from(["send", "delivery", "reject"]))
+    def tell_an_event(self, data: st.DataObject, kind: event.Kind) -> None:
+        seq, attempt = data.draw(st.sampled_from(sorted(self.taken)))
+        event.fold(self.table.connection, [event.Event(kind, self.table.key, seq, attempt)])
+        event.settle(self.table.connection, self.table.campaign_id)
+
+    @rule(data=st.data(), everybody=st.booleans(), verdict=st.sampled_from(["resend", "resend", "sent"]))
+    def order(self, data: st.DataObject, everybody: bool, verdict: unknown.Verdict) -> None:
+        seqs = None if everybody else sorted(data.draw(st.sets(st.sampled_from(self.people))))
+        before = self.table.states()
+        done = unknown.resolve(self.table.connection, self.table.key, verdict, seqs=seqs, actor="ana", reason="why not")
+        changed = [seq for first, last in done.seqs for seq in range(first, last + 1)]
+        assert all(before[seq] == "unknown" for seq in changed)
+        for seq in changed:
+            if verdict == "sent":
+                self.believed.add(seq)
+            else:
+                self.orders[seq] += 1
+                self.accepted[seq] = 0
+
+    @invariant()
+    def nobody_is_mailed_twice_and_everybody_has_one_state(self) -> None:
+        assert max(self.taken.values(), default=0) <= 1
+        assert max(self.accepted.values(), default=0) <= 1
+        assert all(attempt <= 1 + self.orders[seq] for seq, attempt in self.taken)
+        mailed = {seq for seq, _ in self.taken} | {seq for seq, times in self.accepted.items() if times}
+        states = self.table.states()
+        assert len(states) == len(self.people)
+        for seq, state in states.items():
+            if state == "sent":
+                assert seq in mailed | self.believed, "somebody is called sent whom the provider never accepted"
+            if state in ("pending", "skipped"):
+                assert not self.accepted[seq], "somebody who has the mail may be mailed again"
+        assert self.table.world.ordered(self.table.key) == +self.orders
+        assert promises.accepted_twice(self.table.connection, self.table.key) == 0
+
+
+def test_whatever_a_person_orders_meanwhile_each_attempt_is_mailed_once(make: Any) -> None:
+    """Orders between leases, calls, answers (late, twice, lost), deaths, sweeps, pauses, refusals and events of any attempt."""
+
+    class Run(Desk):
+        pass
+
+    Run.make = staticmethod(make)
+    run_state_machine_as_test(
+        Run,
+        settings=hypothesis.settings(
+            max_examples=30,
+            stateful_step_count=40,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        ),
+    )
 
 
 Mailpipe = Callable[..., Result]
