@@ -57,6 +57,13 @@ def spacing(rate: float) -> float:
     return (WINDOW + LATENESS + TRANSIT) / calls
 
 
+def distance(rate: float) -> int:
+    """Microseconds between two slots as they are given away: rounded up, and half a per cent more than `spacing`, so that no
+    window can catch a slot at both of its ends.
+    """
+    return int(spacing(rate) * 1.005e6) + 1
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What holds at this moment, in recipients per second; None: no limit. `blocked_for`: seconds to wait for SES."""
@@ -161,13 +168,13 @@ class Pace:
         blocked = (limits.blocked_for or 0.0) - (time.monotonic() - self._read_at)
         if blocked > 0:
             return Refusal(blocked, limits.blocked_reason)
-        sequences, spacings = [], []
+        sequences, distances = [], []
         if limits.account is not None:
             sequences.append(_ACCOUNT)
-            spacings.append(spacing(limits.account))
+            distances.append(distance(limits.account))
         if limits.campaign is not None and limits.campaign != limits.account:
             sequences.append(f"mailpipe.pace_campaign_{self._campaign_id}")
-            spacings.append(spacing(limits.campaign))
+            distances.append(distance(limits.campaign))
         if not sequences:
             return Slot(time.monotonic(), float("inf"), limits.call_size)
         asked = time.monotonic()
@@ -175,8 +182,7 @@ class Pace:
             QUERIES["take"],
             {
                 "sequences": sequences,
-                # Rounded up, and half a per cent more, so that no window can catch a slot at both of its ends.
-                "spacings": [int(seconds * 1.005e6) + 1 for seconds in spacings],
+                "spacings": distances,
                 "lead": lead,
                 "patience": patience,
             },
