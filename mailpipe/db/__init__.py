@@ -24,14 +24,20 @@ Connection = psycopg.Connection[TupleRow]
 
 DATABASE = "mailpipe"
 """The database on the embedded server."""
+STANDSTILL = 120.0
+"""Seconds for which a client may leave a transaction lying. The server then ends it: a process that was stopped in the middle of
+one, or whose machine is gone without a word, would otherwise keep its locks, and a chunk from everybody, for hours."""
 
 
 class Database:
     """A pool of connections to one PostgreSQL database; safe to share between threads."""
 
-    def __init__(self, url: URL, *, pool_size: int = 5, allow_unsafe_durability: bool = False) -> None:
+    def __init__(
+        self, url: URL, *, pool_size: int = 5, allow_unsafe_durability: bool = False, standstill: float = STANDSTILL
+    ) -> None:
         self.url = url
         self._allow_unsafe = allow_unsafe_durability
+        self._standstill = standstill
         # A thread that finds the pool empty waits for a connection: back-pressure, not an error.
         self.engine: Engine = sqlalchemy.create_engine(
             url,
@@ -50,6 +56,9 @@ class Database:
         )
         driver.autocommit = True
         check_durability(driver, allow_unsafe=self._allow_unsafe)
+        driver.execute(
+            "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{self._standstill * 1000:.0f}ms",)
+        )
         driver.autocommit = False
 
     @contextmanager
@@ -72,6 +81,11 @@ class Database:
         except psycopg.OperationalError:
             pooled.invalidate()
             raise
+        except psycopg.errors.IdleInTransactionSessionTimeout as error:
+            pooled.invalidate()
+            raise DatabaseUnavailable(
+                f"this process stood still in a transaction for {self._standstill:g} s"
+            ) from error
         except BaseException:
             if not driver.closed:
                 driver.rollback()
@@ -118,9 +132,7 @@ def connect(settings: Settings, *, pool_size: int = 5) -> Database:
         SettingsError: MAILPIPE_DATABASE_URL is not a PostgreSQL address.
         DatabaseUnavailable: the server cannot be reached or started.
     """
-    return Database(
-        url(settings), pool_size=pool_size, allow_unsafe_durability=settings.allow_unsafe_durability
-    )
+    return Database(url(settings), pool_size=pool_size, allow_unsafe_durability=settings.allow_unsafe_durability)
 
 
 def url(settings: Settings, *, driver: str = "psycopg", database: str | None = None) -> URL:
@@ -148,7 +160,5 @@ def parse_url(text: str) -> URL:
             "MAILPIPE_DATABASE_URL: not an address; expected postgresql://user@host:5432/name"
         ) from error
     if parsed.get_backend_name() != "postgresql" or not parsed.database:
-        raise SettingsError(
-            "MAILPIPE_DATABASE_URL: expected postgresql://user@host:5432/name with a database name"
-        )
+        raise SettingsError("MAILPIPE_DATABASE_URL: expected postgresql://user@host:5432/name with a database name")
     return parsed
