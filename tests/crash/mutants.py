@@ -1,0 +1,82 @@
+"""Mutants of the protocol: each takes one safeguard away, in the process that calls it and nowhere else.
+
+They prove the harness: a crash test that does not catch them would not catch a mistake of ours either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mailpipe import ledger
+from mailpipe.db import Connection
+from mailpipe.ledger import Lease, Opened
+from mailpipe.message import Recipient
+from mailpipe.ses.answer import Answer
+
+ALL: dict[str, Callable[[], None]] = {}
+
+
+def _mutant(change: Callable[[], None]) -> Callable[[], None]:
+    ALL[change.__name__] = change
+    return change
+
+
+@_mutant
+def expired_lease_is_sent_again() -> None:
+    """What job queues do: work whose holder is silent goes back, also what was in an open call."""
+    _edit("expire_leases", "finished = c.finished | c.opened", "finished = c.finished")
+    _edit("expire_leases", "bit_count(c.finished | c.opened) = c.size", "bit_count(c.finished) = c.size")
+    _edit("expire_leases", "unknown = c.unknown + bit_count(c.opened)", "unknown = c.unknown")
+    _edit("expire_leases", "WHERE get_bit(d.opened, i) = 1", "WHERE false")
+
+
+@_mutant
+def no_fence_check() -> None:
+    """A worker that has lost its lease writes on as if nothing had happened."""
+    _edit("open", "AND c.owner = :owner AND c.fence = :fence AND c.leased_until > clock_timestamp()", "")
+    for name in ("record", "retract", "refuse", "release"):
+        _edit(name, "AND c.fence = :fence AND c.owner = :owner", "")
+
+
+@_mutant
+def marked_after_the_call() -> None:
+    """Nothing is opened before the call: the statement's answer is used, its writes come with the record."""
+    open_call, record = ledger.open_call, ledger.record
+    asked: dict[Opened, tuple[Sequence[Recipient], dict[str, Any]]] = {}
+
+    def open_nothing(connection: Connection, held: Lease, chosen: Sequence[Recipient], **named: Any) -> Opened | None:
+        with connection.transaction(force_rollback=True):
+            opened = open_call(connection, held, chosen, **named)
+        if opened is not None:
+            asked[opened] = (chosen, named)
+        return opened
+
+    def open_and_record(
+        connection: Connection, held: Lease, opened: Opened, answer: Answer, tries: dict[int, int]
+    ) -> bool:
+        chosen, named = asked[opened]
+        with connection.transaction():
+            open_call(connection, held, chosen, **named)
+            return record(connection, held, opened, answer, tries)
+
+    ledger.open_call, ledger.record = open_nothing, open_and_record
+
+
+@_mutant
+def opened_by_an_asynchronous_commit() -> None:
+    """The commit that opens a call is answered before it is on disk."""
+    open_call = ledger.open_call
+
+    def open_loosely(connection: Connection, *arguments: Any, **named: Any) -> Opened | None:
+        connection.execute("SET LOCAL synchronous_commit = off")
+        return open_call(connection, *arguments, **named)
+
+    ledger.open_call = open_loosely
+
+
+def _edit(name: str, old: str, new: str) -> None:
+    text = ledger.QUERIES.texts[name]
+    if old not in text:
+        raise LookupError(f"the mutant no longer fits the statement {name!r}: it has no {old!r}")
+    ledger.QUERIES.texts[name] = text.replace(old, new)

@@ -1,0 +1,185 @@
+"""The program that dies: a sender process that does to itself, at a named step of the protocol, what a crash would do to it.
+
+It runs `mailpipe.send.run` or `mailpipe.snapshot.take` as they are. The steps are wrapped here, in this process alone; no line of
+`mailpipe` knows of it. Who starts it and what must hold afterwards is `harness`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psycopg
+from sqlalchemy.engine import make_url
+
+from mailpipe import campaign, event, ledger, pace, send, snapshot
+from mailpipe.db import STANDSTILL, Connection, Database
+from mailpipe.ses import client
+from mailpipe.ses.client import Ses
+from mailpipe.settings import Settings
+from mailpipe.worker import Worker
+from tests.crash import mutants
+
+When = Literal["before", "after"]
+Act = Literal["kill", "stop", "cut", "lose"]
+
+STEPS: dict[str, tuple[Any, str]] = {
+    "start": (campaign, "start"),
+    "lease": (ledger, "lease"),
+    "people": (ledger, "people"),
+    "take": (pace.Pace, "take"),
+    "open": (Worker, "_open"),
+    "opening": (ledger, "open_call"),
+    "commit": (Database, "transaction"),
+    "call": (Ses, "send"),
+    "leave": (Ses, "_leaves"),
+    "record": (ledger, "record"),
+    "retract": (ledger, "retract"),
+    "release": (ledger, "release"),
+    "settle": (event, "settle"),
+    "finish": (campaign, "finish"),
+    "freeze": (snapshot._Table, "run"),
+}
+"""Where the process can be struck. `opening` is the statement that sets the bits, after it nothing is committed; after `commit`
+and `open` it is. After `leave` the request is signed and goes to the socket; after `call` its answer is here and not recorded."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens the `nth` time that this process comes to a step.
+
+    `kill` and `stop` are SIGKILL and SIGSTOP of the whole process. `cut`: the server ends the step's connection (without one:
+    every connection of senders). `lose`: the step was done, and its answer is lost on the way. `part` names the part of `freeze`.
+    """
+
+    step: str
+    when: When = "before"
+    act: Act = "kill"
+    nth: int = 1
+    part: str | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a sender process is to do. `call_size` people are in each call; `horizon` as in `send.run`, `standstill` as in
+    `Database`."""
+
+    settings: Settings
+    url: str
+    key: str
+    log: Path
+    faults: tuple[Fault, ...] = ()
+    mutant: str | None = None
+    call_size: int = 10
+    horizon: float = 0.0
+    standstill: float = STANDSTILL
+    snapshot: bool = False
+
+
+def main(task: Task) -> None:
+    """The whole life of a sender process."""
+    log = os.open(task.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    # SIGTERM asks for a graceful end, as Dagster does with an interrupt.
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    pace.MAX_CALL = task.call_size
+    if task.mutant is not None:
+        mutants.ALL[task.mutant]()
+    _Striker(task).install()
+    config = task.settings
+    threads = config.threads or 1
+    database = Database(
+        make_url(task.url),
+        pool_size=threads + 2,
+        allow_unsafe_durability=config.allow_unsafe_durability,
+        standstill=task.standstill,
+    )
+    if task.snapshot:
+        with database.connection() as connection:
+            snapshot.take(connection, config, task.key)
+        return
+    ses = client.connect(config, endpoint=config.ses_endpoint, connections=threads)
+    outcome = send.run(database, config, ses, task.key, horizon=task.horizon, stop=stop)
+    sys.stderr.write(f"{outcome}\n")
+
+
+class _Striker:
+    """Strikes this process when it comes to the steps of its faults."""
+
+    def __init__(self, task: Task) -> None:
+        self._url = task.url
+        self._faults = task.faults
+        self._lock = threading.Lock()
+        self._seen: Counter[Fault] = Counter()
+
+    def install(self) -> None:
+        for step in {fault.step for fault in self._faults}:
+            holder, name = STEPS[step]
+            real = getattr(holder, name)
+            setattr(holder, name, self._transaction(real) if step == "commit" else self._wrapped(step, real))
+
+    def _wrapped(self, step: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            self._come_to(step, "before", arguments)
+            result = real(*arguments, **named)
+            self._come_to(step, "after", arguments)
+            return result
+
+        return wrapped
+
+    def _transaction(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @contextmanager
+        def transaction(database: Database) -> Iterator[Connection]:
+            with real(database) as connection:
+                yield connection
+                self._come_to("commit", "before", (connection,))
+            self._come_to("commit", "after", ())
+
+        return transaction
+
+    def _come_to(self, step: str, when: When, arguments: tuple[Any, ...]) -> None:
+        for fault in self._faults:
+            if (fault.step, fault.when) != (step, when) or (fault.part is not None and fault.part not in arguments):
+                continue
+            with self._lock:
+                self._seen[fault] += 1
+                struck = self._seen[fault] == fault.nth
+            if struck:
+                self._strike(fault.act, arguments)
+
+    def _strike(self, act: Act, arguments: tuple[Any, ...]) -> None:
+        match act:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                # To this thread, which then stops right here and all others with it; sent to the process, it may still run on.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            case "cut":
+                pids = [one.info.backend_pid for one in arguments if isinstance(one, psycopg.Connection)]
+                cut(self._url, pids or None)
+            case "lose":
+                raise psycopg.OperationalError("the answer was lost on the way")
+
+
+def cut(url: str, pids: list[int] | None) -> None:
+    """Let the server end these connections, or all of the senders, and wait until they are gone."""
+    target = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(target, autocommit=True) as admin:
+        admin.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid() AND CASE WHEN %(pids)s::int[] IS NULL THEN application_name = 'mailpipe'"
+            " ELSE pid = ANY(%(pids)s) END",
+            {"pids": pids},
+        )

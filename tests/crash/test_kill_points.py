@@ -1,0 +1,149 @@
+"""A sender dies, or stands still for longer than its lease, at each named step: nobody twice, nobody lost."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.crash.conftest import PEOPLE
+from tests.crash.harness import CALL, THREADS, Crash
+from tests.crash.program import Fault
+from tests.support import wait_for
+
+NTH = 4
+"""In the middle: some calls are answered by then, and others are open."""
+
+KILLS = [
+    Fault("start", "after"),
+    Fault("lease", "before"),
+    Fault("lease", "after", nth=NTH),
+    Fault("people", "after", nth=2),
+    Fault("take", "before", nth=NTH),
+    Fault("take", "after", nth=NTH),
+    Fault("open", "before", nth=NTH),
+    Fault("opening", "after", nth=NTH),
+    Fault("commit", "after", nth=NTH),
+    Fault("open", "after", nth=NTH),
+    Fault("call", "before", nth=NTH),
+    Fault("leave", "after", nth=NTH),
+    Fault("call", "after", nth=NTH),
+    Fault("record", "before", nth=NTH),
+    Fault("record", "after", nth=NTH),
+    Fault("release", "before", nth=2),
+    Fault("release", "after", nth=2),
+    Fault("settle", "after"),
+    Fault("finish", "before"),
+    Fault("finish", "after"),
+]
+
+
+OPEN = {"after-commit", "after-open", "before-call", "after-leave", "after-call", "before-record"}
+"""Where the thread that is struck has a call open."""
+
+
+def _name(fault: Fault) -> str:
+    return f"{fault.when}-{fault.step}"
+
+
+@pytest.mark.parametrize("fault", KILLS, ids=_name)
+def test_killed_at_any_step_a_sender_doubles_and_loses_nobody(crash: Crash, fault: Fault) -> None:
+    key = crash.world.ready()
+    crash.start(key, fault).wait_killed()
+    in_flight = crash.in_flight(key)
+    assert len(in_flight) <= THREADS * CALL
+    assert in_flight or _name(fault) not in OPEN
+    crash.complete(key, in_flight)
+
+
+@pytest.mark.parametrize("accepted", [False, True], ids=["not-yet-accepted", "already-accepted"])
+def test_killed_while_the_provider_works_on_its_calls(crash: Crash, accepted: bool) -> None:
+    """What the provider has accepted is unknown until its events tell; what it has not stays unknown."""
+    key = crash.world.ready()
+    crash.world.stand_in.add_faults(
+        {"kind": "pause", "accept": True} if accepted else {"kind": "silence_before_accept"}
+    )
+    sender = crash.start(key)
+    wait_for(lambda: len(crash.in_flight(key)) == THREADS * CALL, "every thread to be in a call")
+    if accepted:
+        wait_for(lambda: len(crash.accepted(key)) == THREADS * CALL, "the provider to accept them")
+    sender.signal(signal.SIGKILL)
+    sender.wait_killed()
+    crash.world.stand_in.clear_faults()
+    states = crash.complete(key, crash.in_flight(key))
+    assert states.get("unknown", 0) == (0 if accepted else THREADS * CALL)
+
+
+STALLS = {
+    Fault("take", "after", "stop", nth=NTH): 0,
+    Fault("open", "after", "stop", nth=NTH): 0,
+    Fault("leave", "after", "stop", nth=NTH): CALL,
+    Fault("call", "after", "stop", nth=NTH): 0,
+    Fault("record", "before", "stop", nth=NTH): 0,
+}
+"""How many mails may still leave when a stalled sender wakes: only what had left it already, as far as it can tell."""
+
+
+@pytest.mark.parametrize("fault", STALLS, ids=_name)
+def test_stalled_for_longer_than_its_lease_a_sender_sends_nothing_more_when_it_wakes(
+    crash: Crash, fault: Fault
+) -> None:
+    """Another run has sent the rest meanwhile. An answer that the stalled one has wins over `unknown`; else it writes nothing.
+
+    After `take` it has the answer of its call before, which would have been written together with the next opening.
+    """
+    key = crash.world.ready()
+    sender = crash.start(key, fault, threads=1)
+    sender.wait_stopped()
+    crash.sweep(key)
+    crash.send(key)
+    crash.world.keep_promises(key)
+    accepted, states = crash.accepted(key), crash.world.states(key)
+    unknown = crash.of_state(key, "unknown")
+    assert len(unknown) == CALL
+    sender.signal(signal.SIGCONT)
+    sender.wait_done()
+    crash.world.keep_promises(key)
+    later = crash.accepted(key) - accepted
+    assert later.total() == STALLS[fault]
+    assert later.keys() <= unknown
+    told = {} if fault.step == "open" else dict.fromkeys(unknown, ("sent", None))
+    assert crash.world.states(key) == states | told
+    crash.settle(key)
+
+
+def test_stalled_in_the_middle_of_an_opening_a_sender_loses_its_chunk_all_the_same(crash: Crash) -> None:
+    """The statement has locked the chunk and is not committed. The server ends a transaction that is left lying."""
+    key = crash.world.ready()
+    sender = crash.start(key, Fault("opening", "after", "stop", nth=NTH), threads=1, standstill=1.5)
+    sender.wait_stopped()
+    accepted = crash.accepted(key)
+    wait_for(lambda: crash.leased(key, "leased_until < clock_timestamp()") == 1, "the lease to run out")
+    assert crash.reconcile(key).freed_chunks == 0, "the chunk was not locked"
+    crash.sweep(key)
+    crash.send(key)
+    assert accepted < crash.accepted(key)
+    accepted, states = crash.accepted(key), crash.world.states(key)
+    sender.signal(signal.SIGCONT)
+    sender.wait_done()
+    assert crash.accepted(key) == accepted
+    assert {seq for seq, state in crash.world.states(key).items() if state != states[seq]} <= crash.of_state(
+        key, "sent"
+    )
+    crash.settle(key)
+
+
+@pytest.mark.parametrize("part", ["fill", "tidy", "attach"])
+def test_a_snapshot_that_is_killed_leaves_nothing(crash: Crash, part: str) -> None:
+    key = crash.world.create()
+    crash.world.approve(key)
+    crash.start(key, Fault("freeze", "after", part=part), snapshot=True).wait_killed()
+    campaign_id = crash.world.campaign(key).campaign_id
+    rows = "SELECT (SELECT count(*) FROM mailpipe.snapshot WHERE campaign_id = %(id)s), to_regclass(%(table)s)"
+    named = {"id": campaign_id, "table": f"mailpipe.recipient_{campaign_id}"}
+    # Reads only what is committed: that the dead one's transaction may not be rolled back yet does not matter.
+    assert crash.world.execute(rows, named) == [(0, None)]
+    assert crash.world.execute("SELECT count(*) FROM mailpipe.chunk WHERE campaign_id = %(id)s", named) == [(0,)]
+    assert crash.world.freeze(key).recipients == PEOPLE
+    crash.send(key)
+    assert crash.world.keep_promises(key) == {"sent": PEOPLE}
