@@ -1,0 +1,104 @@
+"""The arithmetic before a campaign, as a person would do it on paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mailpipe import pace, plan
+
+
+def made(
+    recipients: int = 100_000,
+    *,
+    finish_within: float | None = None,
+    quota: float | None = None,
+    sent: float = 0,
+    **limits: Any,
+) -> plan.Plan:
+    known = pace.Limits(
+        **{
+            "ceiling": None,
+            "account_rate": None,
+            "rate": None,
+            "blocked_reason": None,
+            "blocked_for": None,
+            "account_age": 0.0,
+            **limits,
+        }
+    )
+    account = pace.State(None, limits.get("account_rate"), quota, sent, None, None, None)
+    return plan.make("sale", recipients, 200, known, account, finish_within)
+
+
+def test_half_a_million_and_some_at_six_hundred_a_second() -> None:
+    found = made(971_696, rate=600.0, finish_within=1800.0)
+    assert (found.call_size, found.calls) == (50, 19_434)
+    assert found.calls_per_second == pytest.approx(12 / 1.05, rel=0.001)
+    assert found.seconds is not None and 1690 < found.seconds < 1720
+    assert found.required_rate == pytest.approx(539.8, abs=0.1)
+    assert found.binding == "campaign rate"
+    assert found.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("limits", "binding"),
+    [
+        ({"rate": 100.0, "ceiling": 200.0, "account_rate": 300.0}, "campaign rate"),
+        ({"rate": 300.0, "ceiling": 100.0, "account_rate": 200.0}, "MAILPIPE_RATE"),
+        ({"rate": 300.0, "ceiling": 200.0, "account_rate": 100.0}, "SES account rate"),
+        ({"account_rate": 14.0}, "SES account rate"),
+        ({}, "none"),
+    ],
+)
+def test_the_smallest_limit_binds(limits: dict[str, Any], binding: str) -> None:
+    found = made(**limits)
+    assert found.binding == binding
+    assert found.rate == (min(limits.values()) if limits else None)
+
+
+def test_what_cannot_be_met_is_said_with_what_it_would_need() -> None:
+    found = made(100_000, rate=50.0, finish_within=600.0)
+    [problem] = found.problems
+    assert "it needs 167/s" in problem and "campaign rate" in problem and "100000 recipients at 50/s" in problem
+
+
+def test_a_quota_that_does_not_suffice_binds() -> None:
+    found = made(100_000, account_rate=1000.0, quota=150_000.0, sent=60_000.0)
+    assert found.binding == "SES daily quota"
+    assert "only 90000 more within 24 hours" in found.problems[0]
+
+
+@pytest.mark.parametrize("quota", [-1.0, None, 100_000.0])
+def test_a_quota_that_suffices_is_no_problem(quota: float | None) -> None:
+    assert made(100_000, account_rate=1000.0, quota=quota).problems == ()
+
+
+def test_without_any_limit_nobody_can_say_how_long_it_takes() -> None:
+    found = made(finish_within=60.0)
+    assert (found.seconds, found.calls_per_second, found.rate) == (None, None, None)
+    assert found.threads == plan.UNLIMITED_THREADS
+    assert found.problems == ()
+
+
+def test_nobody_takes_no_time() -> None:
+    found = made(0, rate=100.0, finish_within=60.0)
+    assert (found.calls, found.seconds, found.problems) == (0, None, ())
+
+
+@pytest.mark.parametrize(
+    ("rate", "threads"), [(None, 16), (1, 3), (14, 3), (100, 3), (600, 8), (2000, 22), (100_000, 64)]
+)
+def test_threads_follow_the_calls_per_second(rate: float | None, threads: int) -> None:
+    assert plan.threads(rate) == threads
+
+
+@given(st.floats(0.1, 100_000), st.integers(1, 2_000_000))
+def test_a_plan_never_promises_more_than_the_rate(rate: float, recipients: int) -> None:
+    found = made(recipients, rate=rate)
+    assert found.seconds is not None
+    assert recipients / found.seconds <= max(1.0, rate) * 1.000001
+    assert found.to_json()["problems"] == list(found.problems)

@@ -1,0 +1,107 @@
+"""Settings: read once, refused in words, never showing a secret."""
+
+from __future__ import annotations
+
+from dataclasses import Field, fields, replace
+from pathlib import Path
+
+import pytest
+
+from mailpipe.errors import SettingsError
+from mailpipe.settings import Settings, load, unsubscribe_keys
+
+
+def test_without_anything_said_everything_has_a_safe_default(tmp_path: Path) -> None:
+    found = load({"MAILPIPE_HOME": str(tmp_path)})
+    assert found.var == tmp_path / "var"
+    assert found.database_url is None and found.ses_endpoint is None
+    assert not found.allow_unsafe_durability
+    assert found.is_local
+
+
+def test_the_nearest_checkout_above_is_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "workspace.yaml").touch()
+    (tmp_path / "assets" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "assets" / "deep")
+    assert load({}).home == tmp_path.resolve()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MAILPIPE_LEASE",
+        "MAILPIPE_CONNECT_TIMEOUT",
+        "MAILPIPE_READ_TIMEOUT",
+        "MAILPIPE_SEGMENT_TIMEOUT",
+        "MAILPIPE_RATE",
+        "MAILPIPE_THREADS",
+    ],
+)
+@pytest.mark.parametrize("value", ["soon", "-1", "0", "nan", "inf", "1e12"])
+def test_numbers_that_are_none_are_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=name):
+        load({name: value})
+
+
+@pytest.mark.parametrize("value", ["1.5", "257"])
+def test_threads_are_whole_and_not_too_many(value: str) -> None:
+    with pytest.raises(SettingsError, match="MAILPIPE_THREADS: expected a whole number"):
+        load({"MAILPIPE_THREADS": value})
+
+
+REAL = {
+    "MAILPIPE_DATABASE_URL": "postgresql://mail@db.example.com/mail",
+    "MAILPIPE_PUBLIC_URL": "https://mail.example.com/",
+    "MAILPIPE_UNSUBSCRIBE_KEYS": "1:a-secret-of-some-thirty-two-chars",
+}
+
+
+def test_where_mail_leaves_for_real_links_must_be_https() -> None:
+    assert load(REAL).public_url == "https://mail.example.com"
+    with pytest.raises(SettingsError, match="MAILPIPE_PUBLIC_URL: must start with https://"):
+        load({**REAL, "MAILPIPE_PUBLIC_URL": "http://mail.example.com"})
+    with pytest.raises(SettingsError, match="MAILPIPE_PUBLIC_URL"):
+        load({name: value for name, value in REAL.items() if name != "MAILPIPE_PUBLIC_URL"})
+    assert load({**REAL, "MAILPIPE_PUBLIC_URL": "", "MAILPIPE_SES_ENDPOINT": "http://127.0.0.1:1"}).is_local
+
+
+def test_where_mail_leaves_for_real_the_keys_must_be_given() -> None:
+    assert unsubscribe_keys(load(REAL)) == REAL["MAILPIPE_UNSUBSCRIBE_KEYS"]
+    with pytest.raises(SettingsError, match="MAILPIPE_UNSUBSCRIBE_KEYS: not set"):
+        unsubscribe_keys(load({**REAL, "MAILPIPE_UNSUBSCRIBE_KEYS": ""}))
+
+
+def test_locally_a_key_is_made_once_and_kept_for_its_owner_alone(tmp_path: Path) -> None:
+    found = Settings(home=tmp_path, var=tmp_path / "var")
+    first = unsubscribe_keys(found)
+    assert first.startswith("1:") and len(first) > 40
+    assert unsubscribe_keys(found) == first
+    assert (tmp_path / "var" / "unsubscribe.key").stat().st_mode & 0o077 == 0
+
+
+def test_no_secret_is_shown() -> None:
+    found = load({**REAL, "MAILPIPE_DATABASE_URL": "postgresql://mail:hunter2@db.example.com/mail"})
+    assert "a-secret" not in repr(found)
+    assert "hunter2" not in repr(found)
+    with pytest.raises(SettingsError) as caught:
+        load({**REAL, "MAILPIPE_LEASE": "x", "MAILPIPE_UNSUBSCRIBE_KEYS": "1:other-secret"})
+    assert "other-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "field", [field for field in fields(Settings) if field.name not in ("home", "var")], ids=lambda field: field.name
+)
+def test_every_setting_is_read_from_the_variable_of_its_name(field: Field[object]) -> None:
+    value = "1" if field.name == "allow_unsafe_durability" else "77"
+    found = load({"MAILPIPE_SES_ENDPOINT": "http://127.0.0.1:1", f"MAILPIPE_{field.name.upper()}": value})
+    assert str(getattr(found, field.name)) in (value, "77.0", "True")
+    assert getattr(found, field.name) != field.default
+
+
+def test_settings_cannot_be_changed(tmp_path: Path) -> None:
+    found = Settings(home=tmp_path, var=tmp_path)
+    with pytest.raises(AttributeError):
+        found.rate = 5.0  # type: ignore[misc]
+    assert replace(found, rate=5.0).rate == 5.0
+    assert found.segments == tmp_path / "assets" / "segments"
+    assert found.templates == tmp_path / "assets" / "templates"
