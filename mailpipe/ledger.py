@@ -229,6 +229,13 @@ def release(connection: Connection, held: Lease, *, delay: float = 0) -> None:
     connection.execute(QUERIES["release"], {**held.key, "delay": delay})
 
 
+def renew(connection: Connection, campaign_id: int, owners: Sequence[str], *, seconds: float) -> int:
+    """Prolong the leases that these owners still hold; one that has run out stays lost. Answers how many."""
+    return connection.execute(
+        QUERIES["renew"], {"campaign_id": campaign_id, "owners": list(owners), "seconds": seconds}
+    ).rowcount
+
+
 def expire_leases(connection: Connection, campaign_id: int | None = None) -> tuple[int, int]:
     """Free the chunks of silent workers. Answers how many, and how many people became `unknown`."""
     row = connection.execute(QUERIES["expire_leases"], {"campaign_id": campaign_id}).fetchone()

@@ -186,6 +186,10 @@ FROM campaign g
 WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND c.fence = :fence AND c.owner = :owner
   AND bit_count(c.opened) = 0;
 
+-- name: renew
+UPDATE mailpipe.chunk c SET leased_until = clock_timestamp() + make_interval(secs => :seconds)
+WHERE c.campaign_id = :campaign_id AND c.state = 'leased' AND c.owner = ANY(CAST(:owners AS text[])) AND c.leased_until > clock_timestamp();
+
 -- name: expire_leases
 -- A holder that has been silent for a whole lease: who was in its open call is `unknown` - never sent again by machine - and the
 -- rest is free for others. SKIP LOCKED leaves alone what somebody is writing at this moment, and a campaign that is being cancelled.

@@ -34,6 +34,8 @@ LOG = logging.getLogger("mailpipe.send")
 
 HORIZON = 180.0
 """Seconds that a run waits for people who are not due yet; launches come about two minutes ahead."""
+BEATS = 4
+"""Renewals within one lease: three may be missed before another worker takes the chunk."""
 ACCOUNT_EVERY = 60.0
 """Seconds between two reads of the account's limits (GetAccount allows one a second)."""
 _IDLE = 0.25
@@ -244,9 +246,10 @@ class _Crew:
             threading.Thread(target=self._loop, args=(worker,), name=f"sender-{number}", daemon=True)
             for number, worker in enumerate(self._workers)
         ]
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        for thread in self._threads:
+        for thread in (*self._threads, self._heart):
             thread.start()
 
     @property
@@ -308,6 +311,22 @@ class _Crew:
         except BaseException as fault:
             self._fault = self._fault or fault
             self._job.stop.set()
+
+    def _beat(self) -> None:
+        """Renew the leases of this crew while one of its threads lives: a slow call does not cost its chunk, and the chunks of
+        a dead process are free after one short lease. A database that is away renews nothing, and needs nothing renewed.
+        """
+        owners = [worker.owner for worker in self._workers]
+        while self.working:
+            try:
+                with self._job.database.connection() as connection:
+                    ledger.renew(connection, self._job.campaign.campaign_id, owners, seconds=self._job.lease)
+            except (psycopg.OperationalError, DatabaseUnavailable) as error:
+                LOG.warning("heartbeat missed: %s", type(error).__name__)
+            # In short steps, so that it ends with the crew.
+            rest = time.monotonic() + self._job.lease / BEATS
+            while self.working and time.monotonic() < rest:
+                time.sleep(0.05)
 
     def _lease(self, connection: Connection, owner: str) -> ledger.Lease | None:
         for low in dict.fromkeys((self._low, 0)):
