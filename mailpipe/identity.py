@@ -3,7 +3,8 @@
 A dump that is restored, or a copy of a volume, shows people as pending who have their mail by now, and nothing inside the
 database can tell. So a file outside of it, `instance.json` below MAILPIPE_VAR, remembers how far the database had come: its
 high-water mark, which grows once a second while somebody sends. A database behind its marker sends nothing until a person
-has looked at it. A machine without a marker may be a new worker; there SES's own count of the last day is the witness.
+has looked at it. A machine that was not the last to send (a new worker, one of several) cannot know by its marker how far the
+others came; there SES's own count of the last day is the witness.
 What a person may do with a campaign after that is `campaign`'s duty.
 """
 
@@ -16,7 +17,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from mailpipe import campaign
@@ -30,6 +31,9 @@ QUERIES = queries.beside(__file__)
 SHARE = 0.05
 """Part of what we know to have sent in a day by which SES's own count may be larger: the two do not count at the same instant."""
 REASON = "database was restored"
+LAG = timedelta(minutes=1)
+"""A marker that is further behind the database than this: another machine was the last to send. Processes of one machine share a
+marker, and are at most a second apart."""
 
 _ADVICE = (
     'Nothing was sent, nothing was changed. `mailpipe db confirm-restore --as NAME --reason "..."` pauses every campaign'
@@ -73,8 +77,8 @@ def admit(connection: Connection, settings: Settings, ses: Ses) -> Guard:
     """Let this machine send with this database, and note that it does.
 
     Raises:
-        RestoredDatabase: the database is behind its marker; or there is no marker of this machine, and SES has sent clearly
-            more in the last 24 hours than the database knows of. Nothing is changed.
+        RestoredDatabase: the database is behind its marker; or another machine was the last to send, and SES has sent
+            clearly more in the last 24 hours than the database knows of. Nothing is changed.
         SettingsError: the marker cannot be read or written.
         ServiceError: SES's count is needed and cannot be read.
     """
@@ -88,7 +92,7 @@ def admit(connection: Connection, settings: Settings, ses: Ses) -> Guard:
             " It was restored from a dump, or is a copy: people are pending in it who have their mail."
             f" Bring back the newer database if there is one. {_ADVICE}"
         )
-    if mark is not None and (marker is None or marker.host != socket.gethostname()):
+    if mark is not None and (marker is None or marker.host != socket.gethostname() or mark - marker.mark > LAG):
         _ask_provider(connection, settings, ses, confirmed)
     guard = Guard(path, instance_id, mark)
     guard.advance(connection)
@@ -172,7 +176,7 @@ def _ask_provider(connection: Connection, settings: Settings, ses: Ses, confirme
         return
     raise RestoredDatabase(
         f"SES has sent to {sent:,.0f} recipients in the last 24 hours, this database knows of {known:,}, and this machine"
-        " has no marker of having sent with it. Either the database is a restored dump or a copy, and people are pending in"
+        " was not the last to send with it. Either the database is a restored dump or a copy, and people are pending in"
         " it who have their mail; or somebody else sends from the same SES account. If it is somebody else, set"
         f" MAILPIPE_FOREIGN_SENT (now {settings.foreign_sent:,.0f}) above what they send in a day. {_ADVICE}"
     )

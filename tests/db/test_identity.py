@@ -8,8 +8,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
-from mailpipe import campaign, identity
+from mailpipe import campaign, identity, settings
+from mailpipe.cli import main
 from mailpipe.errors import CampaignError, RestoredDatabase, SettingsError
 from mailpipe.send import End
 from tests.support import World
@@ -156,6 +158,25 @@ def test_a_copy_on_another_machine_is_refused_when_ses_has_sent_more(
     assert len(world.journal(key)) == 1_200
 
 
+def test_one_of_several_machines_asks_ses_too_when_another_was_the_last_to_send(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own marker is older than the dump, so it cannot tell how far the others came."""
+    world.people(1_200)
+    first, key = world.ready(), world.ready()
+    with monkeypatch.context() as second:
+        send_from(world, "second", second, world.ready())
+    world.send(first)
+    world.execute("UPDATE mailpipe.instance SET mark = mark + interval '2 minutes'")
+    dump = Dump(world)
+    world.execute("UPDATE mailpipe.instance SET mark = mark - interval '2 minutes'")
+    world.send(key)
+    dump.restore()
+    with pytest.raises(RestoredDatabase, match=r"3,600 recipients.* knows of 2,400"):
+        send_from(world, "second", monkeypatch, key)
+    assert len(world.journal(key)) == 1_200
+
+
 def test_other_senders_of_the_account_can_be_allowed_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.people(1_200)
     first, key = world.ready(), world.ready()
@@ -233,6 +254,54 @@ def test_a_confirmation_has_a_name_and_a_reason(world: World, actor: str, reason
     with world.database.connection() as connection, pytest.raises(CampaignError):
         identity.confirm(connection, world.settings, world.ses, actor=actor, reason=reason)
     assert world.campaign(key).state == "approved"
+
+
+def mailpipe(world: World, *arguments: str) -> Result:
+    """A command, as a person types it."""
+    environment = {
+        "MAILPIPE_HOME": str(world.settings.home),
+        "MAILPIPE_VAR": str(world.settings.var),
+        "MAILPIPE_DATABASE_URL": world.database.url.render_as_string(hide_password=False),
+        "MAILPIPE_SES_ENDPOINT": world.stand_in.url,
+        "MAILPIPE_ALLOW_UNSAFE_DURABILITY": "1",
+        "MAILPIPE_THREADS": "4",
+        "MAILPIPE_USER": "cleo",
+    }
+    return CliRunner().invoke(main, arguments, env=environment)
+
+
+def test_on_the_command_line_a_restore_is_refused_and_confirmed(world: World) -> None:
+    world.people(60)
+    key = world.ready()
+    world.send(world.ready())
+    world.execute("UPDATE mailpipe.instance SET mark = mark - interval '1 day'")
+    before = everything(world)
+    refused = mailpipe(world, "campaign", "start", key)
+    assert refused.exit_code == 2
+    assert "older than what was sent with it" in refused.stderr
+    assert everything(world) == before
+    confirmed = mailpipe(world, "db", "confirm-restore", "--reason", "disk failed")
+    assert confirmed.exit_code == 0
+    assert f"mailpipe campaign resume {key}" in confirmed.stdout
+    assert world.campaign(key).state_reason == "database was restored"
+    assert mailpipe(world, "campaign", "resume", key).exit_code == 0
+    assert "60 sent" in mailpipe(world, "campaign", "start", key).stdout
+
+
+def test_on_the_command_line_a_missed_campaign_is_started_with_late(world: World) -> None:
+    world.people(60)
+    key = world.ready(due_at=hours_ago(7))
+    refused = mailpipe(world, "campaign", "start", key)
+    assert refused.exit_code == 2
+    assert "--late" in refused.stderr
+    assert "60 sent" in mailpipe(world, "campaign", "start", key, "--late").stdout
+
+
+def test_grace_and_other_senders_are_settings() -> None:
+    chosen = settings.load({"MAILPIPE_MISFIRE_GRACE": "600", "MAILPIPE_FOREIGN_SENT": "50000"})
+    assert (chosen.misfire_grace, chosen.foreign_sent) == (600.0, 50_000.0)
+    with pytest.raises(SettingsError, match="MAILPIPE_MISFIRE_GRACE"):
+        settings.load({"MAILPIPE_MISFIRE_GRACE": "soon"})
 
 
 def hours_ago(hours: float) -> str:

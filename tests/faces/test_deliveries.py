@@ -179,6 +179,28 @@ def test_people_who_are_due_later_leave_their_slices_missing(faces: Faces) -> No
     assert faces.world.journal(key) == []
 
 
+def test_a_plan_that_cannot_be_met_and_a_missed_time_are_accepted_in_the_form(faces: Faces) -> None:
+    faces.world.people(300)
+    key = faces.ready(rate=100.0, finish_within="1s", due_at="2026-01-01T09:00:00+07:00")
+    assert "cannot be sent as wanted" in faces.failure(faces.send(f"{key}|00", f"{key}|99"))
+    assert "it is missed" in faces.failure(faces.send(f"{key}|00", f"{key}|99", accept_plan=True))
+    assert faces.world.journal(key) == []
+    assert faces.send(f"{key}|00", f"{key}|99", accept_plan=True, late=True).success
+    assert faces.world.keep_promises(key) == {"sent": 300}
+
+
+def test_a_restored_database_fails_the_run_in_words(faces: Faces) -> None:
+    faces.world.people(300)
+    key = faces.ready()
+    assert faces.send(f"{key}|00", f"{key}|49").success
+    faces.world.execute("UPDATE mailpipe.instance SET mark = mark - interval '1 day'")
+    try:
+        assert "confirm-restore" in faces.failure(faces.send(f"{key}|50", f"{key}|99"))
+    finally:
+        faces.world.execute("UPDATE mailpipe.instance SET mark = now()")
+    assert faces.world.progress(key).pending > 0
+
+
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
