@@ -12,8 +12,9 @@ SELECT granted, slot, present, CAST(extract(epoch FROM statement_timestamp()) AS
 FROM mailpipe.take_slot(CAST(CAST(:sequences AS text[]) AS regclass[]), CAST(:spacings AS bigint[]), :lead, :patience);
 
 -- name: block
-UPDATE mailpipe.pace
-SET blocked_until = greatest(coalesce(blocked_until, '-infinity'), clock_timestamp() + make_interval(secs => :seconds)), blocked_reason = :reason;
+-- A shorter wait neither ends a longer one nor takes its name.
+UPDATE mailpipe.pace SET blocked_until = clock_timestamp() + make_interval(secs => :seconds), blocked_reason = :reason
+WHERE blocked_until IS NULL OR blocked_until < clock_timestamp() + make_interval(secs => :seconds);
 
 -- name: keep_account
 UPDATE mailpipe.pace
