@@ -43,19 +43,19 @@ def no_fence_check() -> None:
 def marked_after_the_call() -> None:
     """Nothing is opened before the call: the statement's answer is used, its writes come with the record."""
     open_call, record = ledger.open_call, ledger.record
-    asked: dict[Opened, tuple[Sequence[Recipient], dict[str, Any]]] = {}
+    asked: dict[tuple[int, ...], tuple[Sequence[Recipient], dict[str, Any]]] = {}
 
     def open_nothing(connection: Connection, held: Lease, chosen: Sequence[Recipient], **named: Any) -> Opened | None:
         with connection.transaction(force_rollback=True):
             opened = open_call(connection, held, chosen, **named)
         if opened is not None:
-            asked[opened] = (chosen, named)
+            asked[opened.seqs] = (chosen, named)
         return opened
 
     def open_and_record(
         connection: Connection, held: Lease, opened: Opened, answer: Answer, tries: dict[int, int]
     ) -> bool:
-        chosen, named = asked[opened]
+        chosen, named = asked[opened.seqs]
         with connection.transaction():
             open_call(connection, held, chosen, **named)
             return record(connection, held, opened, answer, tries)
