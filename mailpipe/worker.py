@@ -37,6 +37,9 @@ T = TypeVar("T")
 
 RETRY_DELAY = 15.0
 """Seconds before people whom SES refused for the moment (TRANSIENT_FAILURE) are tried again; twice as long each time."""
+PATIENCE = 75.0
+"""Seconds that a thread waits for a slot with a chunk in its hands, whose lease is renewed meanwhile. Longer than the wait for the
+daily quota: else each of thousands of chunks would be leased, made ready and given back again in every minute of it."""
 _OPEN_AHEAD = 0.2
 """Slots nearer than this are opened together with the record of the call before: one flush to disk instead of two."""
 _LEAD = 0.05
@@ -186,7 +189,7 @@ class Worker:
             return True
         # SES could not be reached: a rest instead of a storm of attempts. What is known is written before.
         holding = self._record(chunk)
-        self.job.stop.wait(min(self._rest, self.job.lease / 4))
+        self.job.stop.wait(self._rest)
         self._rest = min(self._rest * 2, _LONGEST_REST)
         return holding
 
@@ -220,7 +223,7 @@ class Worker:
         return _Chunk(held, deque([entries] if entries else []), tries)
 
     def _slot(self, chunk: _Chunk) -> pace.Slot | None:
-        """The next slot. A wait of more than half a lease is not waited for: the chunk goes back. None: no call may be made.
+        """The next slot. A wait of more than PATIENCE is not waited for: the chunk goes back. None: no call may be made.
 
         An answer is not kept waiting for a distant slot: it is written first.
         """
@@ -230,13 +233,12 @@ class Worker:
                 return slot
             if not self._record(chunk):
                 return None
-        patience = self.job.lease / 2
-        give_up = time.monotonic() + patience
+        give_up = time.monotonic() + PATIENCE
         while True:
-            slot = self._take(patience)
+            slot = self._take(PATIENCE)
             if isinstance(slot, pace.Slot):
                 return slot
-            if slot.wait > patience or time.monotonic() > give_up:
+            if slot.wait > PATIENCE or time.monotonic() > give_up:
                 chunk.delay = max(chunk.delay, slot.wait)
                 return None
             if self.job.stop.wait(min(slot.wait, 1.0)):
