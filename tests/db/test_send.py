@@ -593,7 +593,13 @@ class TestTogether:
                 future.result()
         for key in keys:
             assert scene.keep_promises(key) == {"sent": 100}
-        assert scene.stand_in.state()["throttled"] == before
+        left = scene.execute(
+            "SELECT extract(epoch FROM at)::float - seconds, seconds, codes FROM mailpipe.call JOIN mailpipe.campaign USING (campaign_id)"
+            " WHERE key = ANY(%(keys)s) ORDER BY 1",
+            {"keys": keys},
+        )
+        told = [(round(at - left[0][0], 3), round(seconds, 3), codes) for at, seconds, codes in left]
+        assert scene.stand_in.state()["throttled"] == before, f"left, took, codes: {told}"
 
     def test_chunks_of_a_worker_who_died_are_taken_over_within_the_horizon(self, scene: World) -> None:
         scene.people(200)
