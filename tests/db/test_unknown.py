@@ -434,6 +434,18 @@ class Desk(Machine):
         event.fold(self.table.connection, [event.Event(kind, self.table.key, seq, attempt)])
         event.settle(self.table.connection, self.table.campaign_id)
 
+    @rule(who=st.integers(0, 1), number=st.integers(1, 5), data=st.data())
+    def lose_a_call(self, who: int, number: int, data: st.DataObject) -> None:
+        """What otherwise takes six steps: somebody opens a call, asks, dies, the sweeper comes, and a person gives an order."""
+        self.lease(who)
+        self.open_call(who, number)
+        self.ask_the_provider(who, data)
+        self.die(who)
+        self.sweep()
+        if data.draw(st.booleans()):
+            self.order(data, True, "resend")
+
+    @precondition(lambda self: "unknown" in self.table.states().values())
     @rule(data=st.data(), everybody=st.booleans(), verdict=st.sampled_from(["resend", "resend", "sent"]))
     def order(self, data: st.DataObject, everybody: bool, verdict: unknown.Verdict) -> None:
         seqs = None if everybody else sorted(data.draw(st.sets(st.sampled_from(self.people))))
