@@ -253,7 +253,7 @@ def test_a_run_outlives_its_daemon_and_what_is_queued_meanwhile_is_launched_by_t
     run = stage.launch(key)
     stage.wait_for_sent(key, 200)
     (daemon,) = [child for child in stage.group.children if child.name == "daemon"]
-    os.kill(daemon.process.pid, signal.SIGKILL)
+    os.killpg(daemon.process.pid, signal.SIGKILL)
     daemon.process.wait()
     stage.group.children.remove(daemon)
     queued = stage.launch(key)

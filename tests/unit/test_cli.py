@@ -31,7 +31,7 @@ def test_the_commands_are_those_that_are_documented() -> None:
     assert {" ".join(path) for path, command in EVERY.items() if not isinstance(command, click.Group)} == {
         "demo",
         "dev",
-        *(f"db {name}" for name in ("start", "stop", "upgrade", "url")),
+        *(f"db {name}" for name in ("confirm-restore", "start", "stop", "upgrade", "url")),
         *(f"segment {name}" for name in ("list", "preview")),
         *(f"template {name}" for name in ("list", "preview")),
         *(f"campaign {name}" for name in ("create", "list", "show", "plan", "approve", "snapshot", "start", "pause")),
