@@ -354,6 +354,7 @@ def test_a_segment_that_takes_too_long_is_stopped_and_leaves_nothing(open_to_all
 
 
 def test_a_consent_query_that_fails_leaves_nothing(scene: World) -> None:
+    scene.people(1)
     key = scene.create(segment=segment(scene, "SELECT 'not-a-number' AS user_id, 'p@mail.example.com' AS email"))
     with pytest.raises(SegmentError, match="invalid input syntax for type bigint"):
         scene.freeze(key)
