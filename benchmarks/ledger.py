@@ -1,0 +1,289 @@
+"""Our ledger against the classic row ledger: same server, same run, same columns, same durability, one connection each.
+
+    python -m benchmarks.ledger [--recipients N] [--quick]
+
+Both freeze the same segment (with duplicates in other case), both ask for suppression and consent when they freeze and again when
+they claim, and both must end with the same people in the same states. No HTTP: answers are made up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+
+from benchmarks import classic, ground
+from benchmarks.ground import Ground, say
+from mailpipe import campaign, ledger, report
+from mailpipe.db import Connection
+from mailpipe.demo import audience
+from mailpipe.demo.audience import Shares
+from mailpipe.message import Recipient
+from mailpipe.ses.answer import Answer, Kind, Result
+
+ROUNDS = 3
+CALL = 50
+LEASE = 120.0
+CLASSIC = 1
+"""The campaign's number in the classic ledger."""
+OWNER = "benchmark"
+# Nobody whom the pre-check of addresses would skip: the classic ledger has none.
+SHARES = Shares(unusable=0)
+UNIQUE = Shares(unusable=0, duplicate=0)
+
+
+@dataclass
+class Meter:
+    """Seconds, bytes of WAL and the durations of progress queries of one ledger's loop."""
+
+    seconds: float = 0.0
+    wal: int = 0
+    progress: list[float] = field(default_factory=list)
+
+
+class Provider:
+    """Made-up answers: 1 % refused for good, the others with an id in the form of SES. `seconds` is what making them took."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def answer(self, user_ids: Sequence[str]) -> Answer:
+        start = time.perf_counter()
+        made = Answer(tuple(self._result(user_id) for user_id in user_ids), seconds=0.1)
+        self.seconds += time.perf_counter() - start
+        return made
+
+    @staticmethod
+    def _result(user_id: str) -> Result:
+        digits = hashlib.blake2b(user_id.encode(), digest_size=24).hexdigest()
+        if int(digits[:8], 16) % 100 == 0:
+            return Result(Kind.FAILED, "message_rejected")
+        parts = (digits[:16], digits[16:24], digits[24:28], digits[28:32], digits[32:36], digits[36:])
+        return Result(Kind.SENT, message_id="-".join(parts) + "-000000")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ledger", description="Our ledger and the classic one.")
+    parser.add_argument("--recipients", type=int, default=1_000_000, help="people in the snapshot")
+    parser.add_argument("--quick", action="store_true", help="100,000 recipients")
+    chosen = parser.parse_args()
+    recipients = 100_000 if chosen.quick else chosen.recipients
+    with ground.make("ledger", connections=2) as base, ground.provider(1e6) as stand_in:
+        ses = base.ses(stand_in, 1)
+        for number in range(ROUNDS + 1):
+            base.create(f"ledger-{number}", ses)
+        ses.close()
+        with base.database.connection() as connection:
+            ground.emit(_measure(base, connection, recipients))
+
+
+def _measure(base: Ground, connection: Connection, recipients: int) -> dict[str, object]:
+    unique_ours, unique_classic = _freeze_unique(base, connection, recipients)
+    connection.execute(b"TRUNCATE mailpipe.suppression")
+    ground.build(connection, ground.people(recipients, lambda counts: counts.recipients, SHARES), SHARES)
+    ours: list[float] = []
+    theirs: list[float] = []
+    for number in range(ROUNDS):
+        # Each goes first in turn.
+        for is_ours in (True, False) if number % 2 == 0 else (False, True):
+            if is_ours:
+                ours.append(_timed(connection, partial(base.freeze, f"ledger-{number}")))
+            else:
+                connection.execute(b"TRUNCATE classic_recipient")
+                theirs.append(_timed(connection, partial(_freeze_classic, connection)))
+    key = f"ledger-{ROUNDS - 1}"
+    campaign_id = base.campaign_id(key)
+    _assert_same_people(connection, campaign_id, recipients)
+    say(f"snapshots: ours {ours}, classic {theirs}; somebody changes their mind")
+    audience.opt_out_some(connection, 0.001)
+    connection.execute(
+        "INSERT INTO mailpipe.suppression (email_key, reason, source)"
+        " SELECT DISTINCT lower(email), 'complaint', 'benchmark' FROM users WHERE user_id % 997 = 0 ON CONFLICT DO NOTHING"
+    )
+    connection.execute(
+        f"ANALYZE users, mailpipe.suppression, classic_recipient, mailpipe.recipient_{campaign_id}".encode()
+    )
+    mine, other = _loops(base, connection, key, recipients)
+    _assert_same_states(connection, campaign_id)
+    return {
+        "recipients": recipients,
+        "snapshot_ratio": _ratio(statistics.median(theirs), statistics.median(ours)),
+        "loop_time_ratio": _ratio(other.seconds, mine.seconds),
+        "wal_ratio": _ratio(other.wal, mine.wal),
+        "progress_ms": round(statistics.median(mine.progress) * 1e3, 2),
+        "classic_progress_ms": round(statistics.median(other.progress) * 1e3, 2),
+        "snapshot_seconds": round(statistics.median(ours), 2),
+        "classic_snapshot_seconds": round(statistics.median(theirs), 2),
+        "unique_snapshot_ratio": _ratio(unique_classic, unique_ours),
+        "unique_snapshot_seconds": round(unique_ours, 2),
+        "unique_classic_snapshot_seconds": round(unique_classic, 2),
+        "loop_seconds": round(mine.seconds, 2),
+        "classic_loop_seconds": round(other.seconds, 2),
+        "loop_wal_mb": round(mine.wal / 1e6, 1),
+        "classic_loop_wal_mb": round(other.wal / 1e6, 1),
+    }
+
+
+def _freeze_unique(base: Ground, connection: Connection, recipients: int) -> tuple[float, float]:
+    """Seconds of both snapshots of a segment in which nobody comes twice; the classic one need not look for duplicates."""
+    classic.create(connection)
+    ground.build(connection, ground.people(recipients, lambda counts: counts.recipients, UNIQUE), UNIQUE)
+    return (
+        _timed(connection, lambda: base.freeze(f"ledger-{ROUNDS}")),
+        _timed(connection, lambda: _freeze_classic(connection, duplicates=False)),
+    )
+
+
+def _freeze_classic(connection: Connection, *, duplicates: bool = True) -> None:
+    classic.take(connection, CLASSIC, datetime.now(UTC), duplicates=duplicates)
+
+
+def _timed(connection: Connection, step: Callable[[], object]) -> float:
+    # Neither side pays for what the other has left to be written.
+    connection.execute(b"CHECKPOINT")
+    start = time.perf_counter()
+    step()
+    return round(time.perf_counter() - start, 3)
+
+
+def _loops(base: Ground, connection: Connection, key: str, recipients: int) -> tuple[Meter, Meter]:
+    """Ours first: the dead rows of the classic ledger keep autovacuum busy for a while, which is not ours to pay."""
+    campaign_id = base.campaign_id(key)
+    campaign.start(connection, key, actor="ana")
+    provider = Provider()
+    with base.database.connection() as second:
+        steps = _work(second, campaign_id, base.settings.consent, provider.answer)
+        say("our claims and marks")
+        ours = _metered(connection, steps, provider, recipients, lambda: report.progress(connection, key))
+    provider = Provider()
+    with base.database.connection() as second:
+        steps = classic.work(second, CLASSIC, 0, provider.answer)
+        say("classic claims and marks")
+        theirs = _metered(connection, steps, provider, recipients, lambda: classic.progress(connection, CLASSIC))
+    return ours, theirs
+
+
+def _metered(
+    connection: Connection, steps: Iterator[int], provider: Provider, recipients: int, progress: Callable[[], object]
+) -> Meter:
+    """Run a loop, without the time that made-up answers take; look at the progress at each quarter."""
+    meter = Meter()
+    looks = [recipients * quarter // 4 for quarter in (1, 2, 3)] + [0]
+    connection.execute(b"CHECKPOINT")
+    log = _wal(connection)
+    start = time.perf_counter()
+    for seq in steps:
+        if looks[0] and seq >= looks[0]:
+            meter.seconds += time.perf_counter() - start
+            meter.progress += _looks(progress)
+            del looks[0]
+            start = time.perf_counter()
+    meter.seconds += time.perf_counter() - start - provider.seconds
+    meter.wal = _wal(connection) - log
+    meter.progress += _looks(progress)
+    return meter
+
+
+def _looks(progress: Callable[[], object]) -> list[float]:
+    durations = []
+    for _ in range(5):
+        start = time.perf_counter()
+        progress()
+        durations.append(time.perf_counter() - start)
+    return durations
+
+
+def _work(
+    connection: Connection, campaign_id: int, consent: str, answer: Callable[[Sequence[str]], Answer]
+) -> Iterator[int]:
+    """Our claims and marks, in the steps of `mailpipe.worker` with the next slot in hand; yields the last seq of each chunk."""
+    statement = ledger.open_statement(consent)
+    low = 0
+    while held := ledger.lease(connection, campaign_id, (0, 99), owner=OWNER, seconds=LEASE, low=low):
+        low = held.chunk_no
+        people = ledger.people(connection, held)
+        user_ids = {person.seq: person.user_id for person in people}
+        answered: tuple[ledger.Opened, Answer] | None = None
+        for start in range(0, len(people), CALL):
+            opened = _open(connection, held, people[start : start + CALL], statement, answered)
+            answered = (opened, answer([user_ids[seq] for seq in opened.seqs])) if opened.seqs else None
+        if answered is not None:
+            ledger.record(connection, held, *answered, {})
+        ledger.release(connection, held)
+        yield held.first_seq + held.size - 1
+
+
+def _open(
+    connection: Connection,
+    held: ledger.Lease,
+    batch: Sequence[Recipient],
+    statement: bytes,
+    answered: tuple[ledger.Opened, Answer] | None,
+) -> ledger.Opened:
+    """One commit: the answer of the call before, and the opening of this one."""
+    with connection.transaction():
+        if answered is not None:
+            ledger.record(connection, held, *answered, {})
+        opened = ledger.open_call(connection, held, batch, statement=statement, seconds=LEASE)
+    if opened is None:
+        raise SystemExit("the lease was lost: the machine stood still for two minutes")
+    return opened
+
+
+def _assert_same_people(connection: Connection, campaign_id: int, recipients: int) -> None:
+    """The same people at the same addresses, but for domains that are written as SES takes them."""
+    differing = _count(
+        connection,
+        "SELECT count(*) FROM (SELECT * FROM mailpipe.recipient WHERE campaign_id = %s) r"
+        " FULL JOIN (SELECT * FROM classic_recipient WHERE campaign_id = %s) c USING (user_id)"
+        " WHERE r.seq IS DISTINCT FROM c.seq OR r.variables IS DISTINCT FROM c.variables",
+        campaign_id,
+    )
+    people = _count(connection, "SELECT count(*) FROM classic_recipient WHERE %s > 0 AND campaign_id = %s", campaign_id)
+    if differing or people != recipients:
+        raise SystemExit(f"the snapshots differ in {differing} of {people} people, expected {recipients}")
+
+
+def _assert_same_states(connection: Connection, campaign_id: int) -> None:
+    """Everybody ended in the same state for the same reason, and everybody mailed has an id."""
+    differing = _count(
+        connection,
+        "SELECT count(*) FROM (SELECT * FROM mailpipe.delivery WHERE campaign_id = %s) d"
+        " FULL JOIN (SELECT * FROM classic_recipient WHERE campaign_id = %s) c USING (seq)"
+        " WHERE (d.user_id, d.state, d.reason) IS DISTINCT FROM (c.user_id, c.status, c.reason)"
+        " OR (c.status = 'sent') <> (c.message_id IS NOT NULL)",
+        campaign_id,
+    )
+    missing = _count(
+        connection,
+        "SELECT (SELECT sum(accepted - length(message_ids) / 24) FROM mailpipe.call WHERE campaign_id = %s)"
+        " + (SELECT count(*) FROM classic_recipient WHERE campaign_id = %s AND status NOT IN ('sent', 'failed', 'skipped'))",
+        campaign_id,
+    )
+    if differing or missing:
+        raise SystemExit(f"the ledgers differ in {differing} people; {missing} have no end or no id")
+
+
+def _count(connection: Connection, statement: str, campaign_id: int) -> int:
+    row = connection.execute(statement.encode(), (campaign_id, CLASSIC)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _wal(connection: Connection) -> int:
+    row = connection.execute(b"SELECT pg_current_wal_lsn() - '0/0'").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _ratio(theirs: float, ours: float) -> float:
+    return round(theirs / ours, 2)
+
+
+if __name__ == "__main__":
+    main()
