@@ -64,6 +64,10 @@ class World:
                 (first, first + number - 1),
             )
 
+    def with_threads(self, number: int) -> World:
+        """The same world, sending with so many threads."""
+        return replace(self, settings=self.with_settings(threads=number))
+
     def clean(self) -> None:
         """Nobody in `users`, nobody suppressed, no limit but the stand-in's own, no faults. Campaigns stay as they are."""
         self.stand_in.clear_faults()
