@@ -1,6 +1,6 @@
 """What it costs to look after an idle campaign of a million people: `python -m benchmarks.reconcile`.
 
-One JSON line: `recipients`, `reconcile_ms` (one look of the upkeep at everything) and `unattended_ms` (whom nobody works on), medians.
+One JSON line: `recipients`, `reconcile_ms` (one look at everything), `unattended_ms` (whom nobody works on); medians.
 """
 
 from __future__ import annotations
