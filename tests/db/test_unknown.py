@@ -128,6 +128,21 @@ class TestResend:
         with pytest.raises(AssertionError, match="attempts and orders disagree"):
             scene.keep_promises(key)
 
+    def test_only_unknown_people_are_sent_again_whoever_is_asked_for(self, scene: World) -> None:
+        """In one chunk: people who are sent, failed and skipped, beside those of a lost call."""
+        scene.people(70)
+        scene.execute("UPDATE users SET city = NULL WHERE user_id = 1")
+        scene.execute("UPDATE users SET email = 'nowhere' WHERE user_id = 2")
+        key = scene.ready()
+        scene.stand_in.add_faults({"kind": "reset_before_accept", "count": 1})
+        scene.send(key)
+        before = scene.states(key)
+        lost = {seq for seq, (state, _) in before.items() if state == "unknown"}
+        assert {state for state, _ in before.values()} == {"sent", "failed", "skipped", "unknown"}
+        assert resolve(scene, key, "resend", *before).people == len(lost)
+        changed = {seq for seq, state in scene.states(key).items() if state != before[seq]}
+        assert changed == lost
+
     def test_who_has_opted_out_since_is_skipped(self, scene: World) -> None:
         key = lose(scene, 10, accept=False)
         scene.execute("INSERT INTO mailpipe.suppression VALUES ('person4@mail.example.com', 'all', 'manual', 'test')")
