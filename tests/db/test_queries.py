@@ -30,7 +30,9 @@ FRAGMENTS = {
     "campaign_id": "1",
     "name": "recipient_1",
     "table": "mailpipe.recipient_1",
-    "new": "mailpipe.recipient_1_new",
+    "staged": "mailpipe.staged_1",
+    "hash": "hashtextextended(user_id, 0)",
+    "known": "true",
     "consent": DEFAULT_CONSENT,
     "segment": "SELECT user_id, email, timezone, locale, city FROM users",
     "timezone": "segment.timezone",
@@ -39,9 +41,9 @@ FRAGMENTS = {
 }
 # What some queries find when they run: the table that an earlier one has made.
 BEFORE = """
-CREATE TABLE mailpipe.recipient_1 (campaign_id int, seq int, user_id text, email text, timezone text, locale text,
-                                   variables text[], reason text);
-CREATE TABLE mailpipe.duplicate (seq int, reason text);
+CREATE TABLE mailpipe.recipient_1 (campaign_id int, seq int, user_id text, email text, timezone text, locale text, variables text[]);
+CREATE TABLE mailpipe.staged_1 (place int, user_id text, email text, timezone text, locale text, variables text[]);
+CREATE TABLE mailpipe.refused (place int, reason text);
 SET search_path = public, mailpipe"""
 # Not to be prepared: definitions. Each is one statement, or run by a test of its own module.
 DEFINITION = re.compile(r"^(CREATE|ALTER|DROP|COMMENT|GRANT|ANALYZE|TRUNCATE|LOCK|SET)\b", re.IGNORECASE)
@@ -76,7 +78,7 @@ def test_the_server_understands(server: psycopg.Connection[Any], path: Path, nam
     text = statement(path, name)
     assert "{{" not in text, "a fragment that this test does not know"
     body = re.sub(r"^(\s*--[^\n]*\n)+", "", text).strip().rstrip(";")
-    made = re.match(r"CREATE (?:TEMP(?:ORARY)? )?TABLE \S+ (?:ON COMMIT DROP )?AS\s+", body)
+    made = re.match(r"CREATE (?:(?:TEMP(?:ORARY)?|UNLOGGED) )?TABLE \S+ (?:ON COMMIT DROP )?AS\s+", body)
     if made:
         body = body[made.end() :]
     elif DEFINITION.match(body) or ";" in re.sub(r"'[^']*'|--[^\n]*", "", body):
