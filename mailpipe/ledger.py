@@ -229,10 +229,16 @@ def release(connection: Connection, held: Lease, *, delay: float = 0) -> None:
     connection.execute(QUERIES["release"], {**held.key, "delay": delay})
 
 
-def renew(connection: Connection, campaign_id: int, owners: Sequence[str], *, seconds: float) -> int:
-    """Prolong the leases that these owners still hold; one that has run out stays lost. Answers how many."""
+def renew(connection: Connection, campaign_id: int, held: Sequence[Lease], *, seconds: float) -> int:
+    """Prolong these leases where they are still held; one that has run out stays lost. Answers how many."""
     return connection.execute(
-        QUERIES["renew"], {"campaign_id": campaign_id, "owners": list(owners), "seconds": seconds}
+        QUERIES["renew"],
+        {
+            "campaign_id": campaign_id,
+            "chunks": [one.chunk_no for one in held],
+            "fences": [one.fence for one in held],
+            "seconds": seconds,
+        },
     ).rowcount
 
 

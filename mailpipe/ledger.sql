@@ -187,8 +187,11 @@ WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND c.fence = :fen
   AND bit_count(c.opened) = 0;
 
 -- name: renew
+-- Only what a living thread holds: a lease of which the process knows nothing (its answer was lost with the connection) runs out.
 UPDATE mailpipe.chunk c SET leased_until = clock_timestamp() + make_interval(secs => :seconds)
-WHERE c.campaign_id = :campaign_id AND c.state = 'leased' AND c.owner = ANY(CAST(:owners AS text[])) AND c.leased_until > clock_timestamp();
+FROM unnest(CAST(:chunks AS integer[]), CAST(:fences AS integer[])) AS held(chunk_no, fence)
+WHERE c.campaign_id = :campaign_id AND c.chunk_no = held.chunk_no AND c.fence = held.fence
+  AND c.state = 'leased' AND c.leased_until > clock_timestamp();
 
 -- name: expire_leases
 -- A holder that has been silent for a whole lease: who was in its open call is `unknown` - never sent again by machine - and the

@@ -316,11 +316,11 @@ class _Crew:
         """Renew the leases of this crew while one of its threads lives: a slow call does not cost its chunk, and the chunks of
         a dead process are free after one short lease. A database that is away renews nothing, and needs nothing renewed.
         """
-        owners = [worker.owner for worker in self._workers]
         while self.working:
+            held = [worker.held for worker in self._workers if worker.held is not None]
             try:
                 with self._job.database.connection() as connection:
-                    ledger.renew(connection, self._job.campaign.campaign_id, owners, seconds=self._job.lease)
+                    ledger.renew(connection, self._job.campaign.campaign_id, held, seconds=self._job.lease)
             except (psycopg.OperationalError, DatabaseUnavailable) as error:
                 LOG.warning("heartbeat missed: %s", type(error).__name__)
             # In short steps, so that it ends with the crew.

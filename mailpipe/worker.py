@@ -141,17 +141,24 @@ class _Chunk:
 
 @dataclass
 class Worker:
-    """A sender thread's hands. Not shared between threads."""
+    """A sender thread's hands. Not shared between threads, except that the heartbeat reads what is `held`."""
 
     job: Job
     owner: str
     tally: Tally = field(default_factory=Tally)
+    held: Lease | None = None
     _open_seconds: float = 0.005
     _rest: float = _RECONNECT
 
     def work(self, held: Lease) -> None:
         """Work a leased chunk until nobody in it is left, the campaign stops, or the lease is lost."""
-        chunk = self._prepare(held)
+        self.held = held
+        try:
+            self._work(self._prepare(held))
+        finally:
+            self.held = None
+
+    def _work(self, chunk: _Chunk) -> None:
         try:
             while chunk.todo and not self.job.stop.is_set() and self.tally.halt is None:
                 if not self._next_call(chunk):
@@ -160,7 +167,7 @@ class Worker:
             # Also after a fault: an answer that is known is written.
             self._record(chunk)
             # Does nothing to a chunk that is done, or no longer ours.
-            self._safely(lambda connection: ledger.release(connection, held, delay=chunk.delay))
+            self._safely(lambda connection: ledger.release(connection, chunk.held, delay=chunk.delay))
 
     def _next_call(self, chunk: _Chunk) -> bool:
         """Take a slot, open a call, make it. Answers whether the chunk can be gone on with."""

@@ -34,7 +34,8 @@ def test_a_lease_that_has_run_out_is_not_renewed(world: World) -> None:
         campaign_id = campaign.start(connection, key, actor="ana").campaign_id
         held = ledger.lease(connection, campaign_id, (0, 99), owner="slow", seconds=30)
         assert held is not None
-        assert ledger.renew(connection, campaign_id, ["somebody else"], seconds=30) == 0
-        assert ledger.renew(connection, campaign_id, ["slow"], seconds=30) == 1
+        assert ledger.renew(connection, campaign_id, [], seconds=30) == 0
+        assert ledger.renew(connection, campaign_id, [replace(held, fence=held.fence - 1)], seconds=30) == 0
+        assert ledger.renew(connection, campaign_id, [held], seconds=30) == 1
         connection.execute("UPDATE mailpipe.chunk SET leased_until = clock_timestamp() - interval '1 ms'")
-        assert ledger.renew(connection, campaign_id, ["slow"], seconds=30) == 0
+        assert ledger.renew(connection, campaign_id, [held], seconds=30) == 0
