@@ -83,8 +83,11 @@ def admit(connection: Connection, settings: Settings, ses: Ses) -> Guard:
         ServiceError: SES's count is needed and cannot be read.
     """
     path = marker_path(settings)
+    # The file before the database, which is always the first to move: else another run of this machine, moving both in between,
+    # would make the database look old.
+    markers = read(path)
     instance_id, mark, confirmed = _row(connection)
-    marker = read(path).get(instance_id)
+    marker = markers.get(instance_id)
     if marker is not None and (mark is None or mark < marker.mark):
         raise RestoredDatabase(
             f"this database is older than what was sent with it: it knows of nothing after"
