@@ -134,7 +134,8 @@ class Clock:
     def note(self, asked: float, received: float, started: float, told: float) -> tuple[float, float]:
         """Take in one answer: the question left at `asked`, was begun on at `started` and answered at `told` (the database's
         clock), and was `received`. Answers the bounds of what must be added to a time of the database."""
-        low, high = asked - started, received - told
+        drift = (received - asked) * self.DRIFT
+        low, high = asked - started - drift, received - told + drift
         with self._lock:
             drift = (received - self._noted_at) * self.DRIFT
             known = (max(low, self._bounds[0] - drift), min(high, self._bounds[1] + drift))

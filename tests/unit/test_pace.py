@@ -102,15 +102,14 @@ def test_the_true_distance_of_the_clocks_is_always_within_the_bounds(
         now = asked + there + inside + back
         low, high = clock.note(asked, now, database(asked + there), database(asked + there + inside))
         told = database(now)
-        moved = Clock.DRIFT * (now - asked) + 1e-6
-        assert told + low - moved <= now <= told + high + moved
+        assert told + low - 1e-6 <= now <= told + high + 1e-6
 
 
 def test_one_quick_answer_makes_up_for_slow_ones() -> None:
     clock = Clock()
     clock.note(10.0, 10.4, 5.1, 5.3)
     low, high = clock.note(11.0, 11.001, 6.0005, 6.0005)
-    assert high - low == pytest.approx(0.001)
+    assert high - low == pytest.approx(0.001, rel=0.01)
     low, high = clock.note(12.0, 12.5, 7.4, 7.4)
     assert high - low < 0.001 + 2 * 1.5 * Clock.DRIFT + 1e-9
 
@@ -119,4 +118,4 @@ def test_a_clock_that_somebody_has_set_is_believed_again() -> None:
     clock = Clock()
     clock.note(10.0, 10.001, 5.0, 5.0)
     low, high = clock.note(11.0, 11.002, 3600.0, 3600.001)
-    assert low == pytest.approx(11.0 - 3600.0) and high == pytest.approx(11.002 - 3600.001)
+    assert low == pytest.approx(11.0 - 3600.0, abs=1e-5) and high == pytest.approx(11.002 - 3600.001, abs=1e-5)
