@@ -28,7 +28,6 @@ ALL = [(path, name) for path in FILES for name in Queries(path).texts]
 
 FRAGMENTS = {
     "campaign_id": "1",
-    "name": "recipient_1",
     "table": "mailpipe.recipient_1",
     "staged": "mailpipe.staged_1",
     "hash": "hashtextextended(user_id, 0)",
@@ -41,8 +40,10 @@ FRAGMENTS = {
 }
 # What some queries find when they run: the table that an earlier one has made.
 BEFORE = """
-CREATE TABLE mailpipe.recipient_1 (campaign_id int, seq int, user_id text, email text, timezone text, locale text, variables text[]);
-CREATE TABLE mailpipe.staged_1 (place int, user_id text, email text, timezone text, locale text, variables text[]);
+CREATE TABLE mailpipe.recipient_1 (campaign_id int, seq int, user_id text, email text, timezone text, locale text,
+    variables text[]);
+CREATE TABLE mailpipe.staged_1 (place int, user_id text, email text, timezone text, locale text,
+    variables text[]);
 CREATE TABLE mailpipe.refused (place int, reason text);
 SET search_path = public, mailpipe"""
 # Not to be prepared: definitions. Each is one statement, or run by a test of its own module.
