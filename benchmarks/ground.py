@@ -90,6 +90,8 @@ def make(name: str, *, connections: int, postgres: Mapping[str, str] | None = No
             del os.environ[variable]
     # Not /dev/shm, where a commit that must reach the disk costs nothing.
     folder = Path(tempfile.mkdtemp(prefix=f"mailpipe-{name}-"))
+    # Root's server runs as nobody, and keeps its data elsewhere if it cannot enter: they would outlive the folder.
+    folder.chmod(0o755)
     var = folder / "var"
     try:
         embedded_postgres.ensure_running(var, settings=postgres)
