@@ -97,7 +97,7 @@ def _requests(base: Ground) -> list[dict[str, Any]]:
     for seq, user_id, email, timezone, locale, values, names in rows:
         person = message.Recipient(seq, user_id, email, timezone, locale, dict(zip(names, values, strict=True)))
         try:
-            entries.append(message.entry(template, person, signer, campaign="bare", attempt=1, topic=found.spec.topic))
+            entries.append(message.entry(template, person, signer, campaign="bare", topic=found.spec.topic))
         except message.Unfit:
             continue
     return [
