@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.crash.harness import Crash, Server
 from tests.support import make_world
 
 PEOPLE = 200
+_SHARED_MEMORY = Path("/dev/shm")
 
 # Durable as mailpipe demands it. What is not flushed by a commit stays long in memory: a commit that does not wait for its
 # flush is then lost for certain when the server is killed.
@@ -26,7 +28,16 @@ POSTGRES = {"wal_writer_delay": "10s", "shared_buffers": "32MB", "max_connection
 @pytest.fixture(scope="session")
 def mortal_server() -> Iterator[Server]:
     """A server that survives being killed with everything that it has promised."""
-    var = Path(tempfile.mkdtemp(prefix="mailpipe-crash-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    with mortal(_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None) as server:
+        yield server
+
+
+@contextmanager
+def mortal(where: Path | None) -> Iterator[Server]:
+    """Such a server in a folder of its own below `where`."""
+    var = Path(tempfile.mkdtemp(prefix="mailpipe-crash-", dir=where))
+    # The server's account must get in; else the data would lie elsewhere, and stay there.
+    var.chmod(0o755)
     try:
         server = Server(var, POSTGRES)
         server.start()
@@ -36,21 +47,24 @@ def mortal_server() -> Iterator[Server]:
         shutil.rmtree(var, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def _crash(mortal_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crash]:
-    folder = tmp_path_factory.mktemp("crash")
-    url = make_url(mortal_server.start().url(folder.name))
+@contextmanager
+def staged(server: Server, folder: Path) -> Iterator[Crash]:
+    """A world on a fresh database of this server."""
+    url = make_url(server.start().url(folder.name))
     migrate.upgrade(url)
     database = Database(url, pool_size=12)
     with make_world(database, folder) as world:
-        world.settings = replace(
-            world.settings,
-            allow_unsafe_durability=False,
-            connect_timeout=2.0,
-            read_timeout=5.0,
-        )
-        yield Crash(world, mortal_server, folder)
+        world.settings = replace(world.settings, allow_unsafe_durability=False, connect_timeout=2.0, read_timeout=5.0)
+        crash = Crash(world, server, folder)
+        yield crash
+        crash.end()
     database.close()
+
+
+@pytest.fixture(scope="module")
+def _crash(mortal_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crash]:
+    with staged(mortal_server, tmp_path_factory.mktemp("crash")) as crash:
+        yield crash
 
 
 @pytest.fixture

@@ -68,6 +68,10 @@ class Sender:
 
     def wait(self, seconds: float = 30.0) -> int:
         self.process.join(seconds)
+        if self.process.exitcode is None:
+            # It writes what each of its threads is doing.
+            self.signal(signal.SIGUSR1)
+            self.process.join(1)
         assert self.process.exitcode is not None, f"the sender does not end:\n{self.said()}"
         return self.process.exitcode
 

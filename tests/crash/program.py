@@ -6,6 +6,7 @@ It runs `mailpipe.send.run` or `mailpipe.snapshot.take` as they are. The steps a
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import os
 import signal
@@ -90,6 +91,7 @@ def main(task: Task) -> None:
     log = os.open(task.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    faulthandler.register(signal.SIGUSR1)
     # SIGTERM asks for a graceful end, as Dagster does with an interrupt.
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
