@@ -50,6 +50,7 @@ opening AS (
     WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no
       AND c.state = 'leased' AND c.owner = :owner AND c.fence = :fence AND c.leased_until > clock_timestamp()
       AND bit_count((c.opened | c.finished) & (m.take | m.refuse)) = 0
+      AND set_config('synchronous_commit', 'on', true) = 'on' -- whatever the session, a pooler or the role says
       AND (SELECT g.state = 'sending' AND g.template_version = :template_version FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id)
     RETURNING c.calls
 ),
