@@ -30,6 +30,8 @@ TRANSIT = 0.035
 a first call that left 16 ms late and took 18 ms to be accepted made SES throttle the thirteenth."""
 MAX_CALL = 50
 """Destinations of one SendBulkEmail request (SES quotas)."""
+UNREACHABLE = 1_000_000.0
+"""Recipients per second from which on an account's limit is none: nobody gets there, and slots would only cost time."""
 THROTTLE_WAIT = 1.0
 """Seconds that everybody waits after SES has refused for the rate."""
 QUOTA_WAIT = 60.0
@@ -170,7 +172,7 @@ class Pace:
         if blocked > 0:
             return Refusal(blocked, limits.blocked_reason)
         sequences, distances = [], []
-        if limits.account is not None:
+        if limits.account is not None and limits.account < UNREACHABLE:
             sequences.append(_ACCOUNT)
             distances.append(distance(limits.account))
         if limits.campaign is not None and limits.campaign != limits.account:
