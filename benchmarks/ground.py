@@ -104,7 +104,7 @@ def make(name: str, *, connections: int, postgres: Mapping[str, str] | None = No
         finally:
             database.close()
     finally:
-        embedded_postgres.stop(var)
+        embedded_postgres.remove(var)
         shutil.rmtree(folder, ignore_errors=True)
 
 

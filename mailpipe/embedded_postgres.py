@@ -9,6 +9,7 @@ the kernel frees when its holder dies. `server.json` is a record for people and 
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -131,6 +132,17 @@ def stop(var: Path, *, timeout: float = 60) -> bool:
                     raise _failure(place, f"(process {running.pid}) did not stop within {timeout:g} s", 0)
                 time.sleep(_POLL_SECONDS)
             return True
+
+
+def remove(var: Path) -> None:
+    """Stop the server and delete its data and sockets, wherever they are. For servers of tests and benchmarks."""
+    running = status(var)
+    stop(var)
+    place = Place.of(var)
+    shutil.rmtree(place.folder, ignore_errors=True)
+    shutil.rmtree(place.home, ignore_errors=True)
+    if running is not None:
+        shutil.rmtree(running.socket_dir, ignore_errors=True)
 
 
 @contextmanager

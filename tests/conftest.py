@@ -41,7 +41,7 @@ def server_url() -> Iterator[URL]:
     try:
         yield make_url(embedded_postgres.ensure_running(var, settings=FAST).url("postgres"))
     finally:
-        embedded_postgres.stop(var)
+        embedded_postgres.remove(var)
         shutil.rmtree(var, ignore_errors=True)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mailpipe import campaign, ledger, report, snapshot
+from mailpipe import campaign, embedded_postgres, ledger, report, snapshot
 from mailpipe.db import Database
 from mailpipe.send import Outcome, run
 from mailpipe.ses.client import Ses, connect
@@ -240,3 +240,5 @@ def make_world(database: Database, folder: Path, **options: Any) -> Iterator[Wor
         ses = connect(settings, endpoint=stand_in.url, connections=8)
         yield World(database, settings, stand_in, ses)
         ses.close()
+    # A test may have started the embedded server; as root its data can lie elsewhere.
+    embedded_postgres.remove(settings.var)

@@ -43,7 +43,7 @@ def mortal(where: Path | None) -> Iterator[Server]:
         server.start()
         yield server
     finally:
-        embedded_postgres.stop(var)
+        embedded_postgres.remove(var)
         shutil.rmtree(var, ignore_errors=True)
 
 

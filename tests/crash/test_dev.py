@@ -93,7 +93,7 @@ def dev() -> Iterator[Dev]:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         stand_in.stop(config)
-        embedded_postgres.stop(var)
+        embedded_postgres.remove(var)
         shutil.rmtree(var, ignore_errors=True)
 
 
