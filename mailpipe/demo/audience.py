@@ -127,9 +127,7 @@ def build(
     with connection.transaction():
         present, comment = connection.execute(QUERIES["owner"]).fetchone() or (False, None)
         if present and comment != COMMENT:
-            raise UserError(
-                "table public.users was not made by the demo, and the demo would drop it. Use another one"
-            )
+            raise UserError("table public.users was not made by the demo, and the demo would drop it. Use another one")
         connection.execute(QUERIES["create"])
         connection.execute(f"COMMENT ON TABLE public.users IS '{COMMENT}'".encode())
         for table, name in (("demo_name", "names"), ("demo_city", "cities"), ("demo_domain", "domains")):
