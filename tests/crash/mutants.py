@@ -69,8 +69,10 @@ def opened_by_an_asynchronous_commit() -> None:
     open_call = ledger.open_call
 
     def open_loosely(connection: Connection, *arguments: Any, **named: Any) -> Opened | None:
+        opened = open_call(connection, *arguments, **named)
+        # Afterwards: the statement sets it to on itself.
         connection.execute("SET LOCAL synchronous_commit = off")
-        return open_call(connection, *arguments, **named)
+        return opened
 
     ledger.open_call = open_loosely
 

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from sqlalchemy.engine import make_url
 
 from mailpipe import campaign, event, ledger, pace, send, snapshot
 from mailpipe.db import STANDSTILL, Connection, Database
+from mailpipe.errors import DatabaseUnavailable
 from mailpipe.ses import client
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
@@ -32,6 +34,9 @@ from tests.crash import mutants
 
 When = Literal["before", "after"]
 Act = Literal["kill", "stop", "cut", "lose"]
+
+NO_DATABASE = 3
+"""Exit code of a run that had no database when it began or when it ended. In between it waits."""
 
 STEPS: dict[str, tuple[Any, str]] = {
     "start": (campaign, "start"),
@@ -112,7 +117,11 @@ def main(task: Task) -> None:
             snapshot.take(connection, config, task.key)
         return
     ses = client.connect(config, endpoint=config.ses_endpoint, connections=threads)
-    outcome = send.run(database, config, ses, task.key, horizon=task.horizon, stop=stop)
+    try:
+        outcome = send.run(database, config, ses, task.key, horizon=task.horizon, stop=stop)
+    except (psycopg.OperationalError, DatabaseUnavailable):
+        traceback.print_exc()
+        sys.exit(NO_DATABASE)
     sys.stderr.write(f"{outcome}\n")
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psycopg
@@ -80,6 +80,30 @@ def test_server_and_sender_killed_at_the_same_moment(crash: Crash) -> None:
     crash.complete(key, in_flight)
 
 
+def test_a_server_without_a_free_connection_is_waited_for(crash: Crash) -> None:
+    """Others take every connection, also those that the sender has lost. Its answer is kept until one is free."""
+    key = crash.world.ready()
+    sender = crash.start(key, Fault("call", "after", "stop", nth=5), horizon=HORIZON)
+    sender.wait_stopped()
+    with ExitStack() as intruders:
+        admin = intruders.enter_context(psycopg.connect(_target(crash.world.database.url), autocommit=True))
+        _take_all(intruders, crash.world.database.url)
+        admin.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'mailpipe'"
+        )
+        _take_all(intruders, crash.world.database.url)
+        sender.signal(signal.SIGCONT)
+        wait_for(lambda: "not available" in sender.said(), "the sender to notice")
+    sender.wait_done()
+    assert crash.world.keep_promises(key) == {"sent": PEOPLE}
+
+
+def _take_all(intruders: ExitStack, url: URL) -> None:
+    with suppress(psycopg.OperationalError):
+        while True:
+            intruders.enter_context(psycopg.connect(_target(url)))
+
+
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
     """A disk that is easily filled."""
@@ -126,7 +150,10 @@ def _fill(filler: Path) -> None:
 
 def _use_up(url: URL) -> None:
     """Let the server use up the room for its log that it has reserved ahead. Without any it goes down, and cannot come back."""
-    target = url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with suppress(psycopg.OperationalError), psycopg.connect(target, autocommit=True) as connection:
+    with suppress(psycopg.OperationalError), psycopg.connect(_target(url), autocommit=True) as connection:
         while True:
             connection.execute("SELECT pg_logical_emit_message(true, 'filler', 'a log record'), pg_switch_wal()")
+
+
+def _target(url: URL) -> str:
+    return url.set(drivername="postgresql").render_as_string(hide_password=False)
