@@ -126,6 +126,9 @@ class Run:
         self.keys.append(key)
         say(f"campaign {key}")
         while self._ask(lambda connection: campaign.get(connection, key).state) != "done":
+            if self.mutant is not None and len(self.kills_at) >= self.kills_wanted:
+                # A mutant may contradict itself for ever.
+                return
             self._keep_up(key)
             time.sleep(self.chance.uniform(0.02, 0.1))
             self._note(key)
