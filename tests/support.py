@@ -241,4 +241,5 @@ def make_world(database: Database, folder: Path, **options: Any) -> Iterator[Wor
         yield World(database, settings, stand_in, ses)
         ses.close()
     # A test may have started the embedded server; as root its data can lie elsewhere.
-    embedded_postgres.remove(settings.var)
+    if settings.var.is_dir():
+        embedded_postgres.remove(settings.var)

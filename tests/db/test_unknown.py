@@ -9,11 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
 from mailpipe import campaign, event, ledger, report, unknown
 from mailpipe import invariant as promises
@@ -24,12 +21,10 @@ from mailpipe.ses.answer import Kind
 from tests.db.test_ledger import (
     AGAIN,
     FAILED,
-    KINDS,
     OPEN,
     RETRY,
     SENT,
     UNKNOWN,
-    Machine,
     Table,
     answer,
     somebody_waits_for_a_lock,
@@ -414,101 +409,6 @@ class TestSecondAttempt:
         event.fold(table.connection, [event.Event("reject", table.key, 2, attempt=3 - attempt)])
         assert event.settle(table.connection, table.campaign_id) == 0
         assert table.row() == "us"
-
-
-class Desk(Machine):
-    """The machine of two workers and a sweeper, with a person who gives orders at any time.
-
-    `accepted` counts the present attempt of each person alone, `taken` all of them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken: Counter[tuple[int, int]] = Counter()
-        self.orders: Counter[int] = Counter()
-        self.believed: set[int] = set()
-
-    @rule(who=st.integers(0, 1), data=st.data())
-    def ask_the_provider(self, who: int, data: st.DataObject) -> None:
-        call = self.workers[who].open
-        if call is None or call.said is not None:
-            return
-        kinds = data.draw(st.lists(KINDS, min_size=len(call.opened.seqs), max_size=len(call.opened.seqs)))
-        call.said = answer(*kinds, first=call.opened.seqs[0])
-        lost = data.draw(st.sets(st.sampled_from(call.opened.seqs)))
-        for seq, kind in zip(call.opened.seqs, kinds, strict=True):
-            if kind is SENT or (kind is UNKNOWN and seq in lost):
-                attempt = call.opened.attempts.get(seq, 1)
-                self.taken[seq, attempt] += 1
-                self.accepted[seq] += attempt == 1 + self.orders[seq]
-
-    @precondition(lambda self: self.taken)
-    @rule(data=st.data(), kind=st.sampled_from(["send", "delivery", "reject"]))
-    def tell_an_event(self, data: st.DataObject, kind: event.Kind) -> None:
-        seq, attempt = data.draw(st.sampled_from(sorted(self.taken)))
-        event.fold(self.table.connection, [event.Event(kind, self.table.key, seq, attempt)])
-        event.settle(self.table.connection, self.table.campaign_id)
-
-    @rule(who=st.integers(0, 1), number=st.integers(1, 5), data=st.data())
-    def lose_a_call(self, who: int, number: int, data: st.DataObject) -> None:
-        """What otherwise takes six steps: somebody opens a call, asks, dies, the sweeper comes, and a person gives an order."""
-        self.lease(who)
-        self.open_call(who, number)
-        self.ask_the_provider(who, data)
-        self.die(who)
-        self.sweep()
-        if data.draw(st.booleans()):
-            self.order(data, True, "resend")
-
-    @precondition(lambda self: "unknown" in self.table.states().values())
-    @rule(data=st.data(), everybody=st.booleans(), verdict=st.sampled_from(["resend", "resend", "sent"]))
-    def order(self, data: st.DataObject, everybody: bool, verdict: unknown.Verdict) -> None:
-        seqs = None if everybody else sorted(data.draw(st.sets(st.sampled_from(self.people))))
-        before = self.table.states()
-        done = unknown.resolve(self.table.connection, self.table.key, verdict, seqs=seqs, actor="ana", reason="why not")
-        changed = [seq for first, last in done.seqs for seq in range(first, last + 1)]
-        assert all(before[seq] == "unknown" for seq in changed)
-        for seq in changed:
-            if verdict == "sent":
-                self.believed.add(seq)
-            else:
-                self.orders[seq] += 1
-                self.accepted[seq] = 0
-
-    @invariant()
-    def nobody_is_mailed_twice_and_everybody_has_one_state(self) -> None:
-        assert max(self.taken.values(), default=0) <= 1
-        assert max(self.accepted.values(), default=0) <= 1
-        assert all(attempt <= 1 + self.orders[seq] for seq, attempt in self.taken)
-        mailed = {seq for seq, _ in self.taken} | {seq for seq, times in self.accepted.items() if times}
-        states = self.table.states()
-        assert len(states) == len(self.people)
-        for seq, state in states.items():
-            if state == "sent":
-                assert seq in mailed | self.believed, "somebody is called sent whom the provider never accepted"
-            if state in ("pending", "skipped"):
-                assert not self.accepted[seq], "somebody who has the mail may be mailed again"
-        assert self.table.world.ordered(self.table.key) == +self.orders
-        assert promises.accepted_twice(self.table.connection, self.table.key) == 0
-
-
-def test_whatever_a_person_orders_meanwhile_each_attempt_is_mailed_once(make: Any) -> None:
-    """Orders between leases, calls, answers (late, twice, lost), deaths, sweeps, pauses, refusals and events of any attempt."""
-
-    class Run(Desk):
-        pass
-
-    Run.make = staticmethod(make)
-    run_state_machine_as_test(
-        Run,
-        settings=hypothesis.settings(
-            max_examples=30,
-            stateful_step_count=40,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(hypothesis.HealthCheck),
-        ),
-    )
 
 
 Mailpipe = Callable[..., Result]
