@@ -56,8 +56,10 @@ def staged(server: Server, folder: Path) -> Iterator[Crash]:
     with make_world(database, folder) as world:
         world.settings = replace(world.settings, allow_unsafe_durability=False, connect_timeout=2.0, read_timeout=5.0)
         crash = Crash(world, server, folder)
-        yield crash
-        crash.end()
+        try:
+            yield crash
+        finally:
+            crash.end()
     database.close()
 
 

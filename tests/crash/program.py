@@ -6,6 +6,7 @@ It runs `mailpipe.send.run` or `mailpipe.snapshot.take` as they are. The steps a
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import functools
 import os
@@ -93,6 +94,9 @@ class Task:
 
 def main(task: Task) -> None:
     """The whole life of a sender process."""
+    if sys.platform == "linux":
+        # PR_SET_PDEATHSIG: a sender waits for its database for ever, also for one that its test has taken away.
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     log = os.open(task.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
