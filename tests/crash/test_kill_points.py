@@ -133,21 +133,6 @@ def test_stalled_in_the_middle_of_an_opening_a_sender_loses_its_chunk_all_the_sa
     crash.settle(key)
 
 
-def test_told_to_stop_a_sender_records_what_is_in_flight_and_gives_its_chunks_back(crash: Crash) -> None:
-    key = crash.world.ready()
-    crash.world.stand_in.change(latency_ms=300)
-    sender = crash.start(key)
-    wait_for(lambda: bool(crash.accepted(key)) and len(crash.in_flight(key)) > 0, "a call to be open")
-    sender.signal(signal.SIGTERM)
-    sender.wait_done()
-    states = crash.world.keep_promises(key)
-    assert 0 < states["pending"] < PEOPLE
-    assert states == {"sent": PEOPLE - states["pending"], "pending": states["pending"]}
-    assert not crash.leased(key)
-    crash.send(key)
-    assert crash.world.keep_promises(key) == {"sent": PEOPLE}
-
-
 @pytest.mark.parametrize("part", ["fill", "tidy", "attach"])
 def test_a_snapshot_that_is_killed_leaves_nothing(crash: Crash, part: str) -> None:
     key = crash.world.create()
