@@ -46,9 +46,7 @@ class Unfit(Exception):
         self.detail = detail
 
 
-def entry(
-    template: Template, recipient: Recipient, signer: Signer, *, campaign: str, topic: str
-) -> dict[str, Any]:
+def entry(template: Template, recipient: Recipient, signer: Signer, *, campaign: str, topic: str) -> dict[str, Any]:
     """The `BulkEmailEntry` of one person: one To address, and the tags `campaign`, `seq` and `attempt`.
 
     The template sees the segment's variables, and `user_id`, `email`, `timezone` and `locale` where it

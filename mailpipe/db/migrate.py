@@ -51,9 +51,7 @@ def is_current(url: URL) -> bool:
     """Whether the database has the newest schema that this version of mailpipe knows."""
     engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
     with engine.connect() as connection:
-        present = MigrationContext.configure(
-            connection, opts={"version_table": VERSION_TABLE}
-        ).get_current_revision()
+        present = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     return present == ScriptDirectory.from_config(config).get_current_head()

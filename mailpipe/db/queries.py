@@ -15,9 +15,7 @@ class Queries:
     def __init__(self, path: Path) -> None:
         self.path = path
         parts = _NAME.split(path.read_text(encoding="utf-8"))
-        self.texts: dict[str, str] = dict(
-            zip(parts[1::2], (text.strip() for text in parts[2::2]), strict=True)
-        )
+        self.texts: dict[str, str] = dict(zip(parts[1::2], (text.strip() for text in parts[2::2]), strict=True))
 
     def __getitem__(self, name: str) -> bytes:
         return to_psycopg(self.texts[name])

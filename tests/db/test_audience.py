@@ -34,9 +34,7 @@ def test_every_kind_occurs_exactly_as_often_as_promised(database: Database, peop
         assert made.inactive == number(connection, "SELECT count(*) FROM users WHERE NOT is_active")
         assert made.opted_out == number(connection, "SELECT count(*) FROM users WHERE NOT marketing_opt_in")
         assert made.without_city == number(connection, "SELECT count(*) FROM users WHERE city IS NULL")
-        assert made.without_first_name == number(
-            connection, "SELECT count(*) FROM users WHERE first_name IS NULL"
-        )
+        assert made.without_first_name == number(connection, "SELECT count(*) FROM users WHERE first_name IS NULL")
         for kind in ("bounce", "complaint"):
             where = f"email ~ '^{kind}[+][0-9]+@simulator[.]amazonses[.]com$'"
             assert getattr(made, kind) == number(connection, f"SELECT count(*) FROM users WHERE {where}")
@@ -68,8 +66,7 @@ def test_exactly_the_promised_addresses_are_unusable_and_none_could_reach_anybod
     assert unusable == made.unusable
     domains = {email.rpartition("@")[2] for email in usable}
     assert all(
-        domain == "simulator.amazonses.com"
-        or domain.endswith((".example.com", ".example.net", ".example.org"))
+        domain == "simulator.amazonses.com" or domain.endswith((".example.com", ".example.net", ".example.org"))
         for domain in domains
     )
     assert "xn--bcher-kva.example.com" in domains
@@ -84,9 +81,7 @@ def test_the_same_seed_makes_the_same_people_and_another_one_others(database: Da
         second = fingerprint(connection)
         audience.build(connection, 500, 1, as_of=AS_OF)
         assert fingerprint(connection) == first != second
-        assert (
-            number(connection, "SELECT count(*) FROM mailpipe.suppression") == audience.counts(500).suppressed
-        )
+        assert number(connection, "SELECT count(*) FROM mailpipe.suppression") == audience.counts(500).suppressed
 
 
 def test_people_are_from_everywhere_and_have_real_zones(database: Database) -> None:
@@ -101,9 +96,7 @@ def test_people_are_from_everywhere_and_have_real_zones(database: Database) -> N
         assert number(connection, "SELECT count(*) FROM users WHERE last_login_at IS NULL") > PEOPLE / 30
         late = "last_login_at > '2026-03-29+0' OR created_at > '2026-03-29+0' OR last_login_at < created_at"
         assert number(connection, f"SELECT count(*) FROM users WHERE {late}") == 0
-        codes = number(
-            connection, "SELECT count(*) FROM users WHERE (referral_code IS NULL) = (source = 'referral')"
-        )
+        codes = number(connection, "SELECT count(*) FROM users WHERE (referral_code IS NULL) = (source = 'referral')")
         assert codes == 0
 
 
@@ -118,9 +111,7 @@ def test_a_table_that_is_not_the_demos_is_left_alone(database: Database) -> None
 
 def test_suppressions_from_elsewhere_survive_a_new_audience(database: Database) -> None:
     with database.connection() as connection:
-        connection.execute(
-            "INSERT INTO mailpipe.suppression VALUES ('a@shop.example.com', 'all', 'manual', 'support')"
-        )
+        connection.execute("INSERT INTO mailpipe.suppression VALUES ('a@shop.example.com', 'all', 'manual', 'support')")
         audience.build(connection, 300)
         audience.build(connection, 50)
         assert connection.execute("SELECT source FROM mailpipe.suppression").fetchall() == [("support",)]
@@ -150,17 +141,11 @@ def test_those_who_opt_out_later_come_late_in_the_order_and_are_the_same_each_ti
             ]
             assert audience.opt_out_some(connection, 0.01) == 10
             gone = {
-                row[0]
-                for row in connection.execute(
-                    "SELECT user_id FROM users WHERE NOT marketing_opt_in"
-                ).fetchall()
+                row[0] for row in connection.execute("SELECT user_id FROM users WHERE NOT marketing_opt_in").fetchall()
             } & set(order)
             assert len(gone) == 10
             assert min(order.index(user_id) for user_id in gone) >= len(order) * 0.74
-            assert (
-                number(connection, "SELECT count(*) FROM users WHERE NOT marketing_opt_in")
-                == made.opted_out + 10
-            )
+            assert number(connection, "SELECT count(*) FROM users WHERE NOT marketing_opt_in") == made.opted_out + 10
             chosen.append(gone)
     assert chosen[0] == chosen[1]
 

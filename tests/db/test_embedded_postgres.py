@@ -139,9 +139,7 @@ def stat_mode(path: Path) -> int:
 
 def test_durability_is_on_and_text_is_utf8_by_default(var: Path) -> None:
     server = ensure_running(var)
-    assert [ask(server, f"SHOW {name}") for name in ("fsync", "synchronous_commit", "full_page_writes")] == [
-        "on"
-    ] * 3
+    assert [ask(server, f"SHOW {name}") for name in ("fsync", "synchronous_commit", "full_page_writes")] == ["on"] * 3
     assert ask(server, "SHOW server_encoding") == "UTF8"
     assert ask(server, "SHOW data_checksums") == "on"
     assert ask(server, "SHOW listen_addresses") == ""
@@ -150,9 +148,7 @@ def test_durability_is_on_and_text_is_utf8_by_default(var: Path) -> None:
 
 def test_another_process_finds_the_same_server(var: Path) -> None:
     server = ensure_running(var, settings=QUICK)
-    other = python(
-        "server = ensure_running(var); print(server.url('postgres')); print(status(var) == server)", var
-    )
+    other = python("server = ensure_running(var); print(server.url('postgres')); print(status(var) == server)", var)
     assert other.communicate(timeout=30)[0].split() == [server.url("postgres"), "True"]
 
 
@@ -293,9 +289,7 @@ def test_a_failed_start_shows_the_log_and_names_its_file(var: Path) -> None:
     assert ask(server, "SELECT 1") == 1
 
 
-def test_a_folder_without_binaries_is_refused(
-    var: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_binaries_is_refused(var: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAILPIPE_PG_BIN", str(tmp_path))
     with pytest.raises(SettingsError, match=r"MAILPIPE_PG_BIN.*no postgres and no initdb"):
         ensure_running(var, settings=QUICK)

@@ -52,9 +52,7 @@ def refusal(connection: Connection, found: segment.Segment) -> str:
 
 
 def test_the_columns_of_a_segment_come_with_their_types(connection: Connection, tmp_path: Path) -> None:
-    found = write(
-        tmp_path, "SELECT user_id, email, timezone, created_at, 1.5 AS price FROM users -- no line end"
-    )
+    found = write(tmp_path, "SELECT user_id, email, timezone, created_at, 1.5 AS price FROM users -- no line end")
     assert checked(connection, found) == [
         Column("user_id", "bigint"),
         Column("email", "text"),
@@ -160,8 +158,7 @@ def test_a_parameter_may_stand_anywhere_a_value_may(connection: Connection, tmp_
 
 def test_nothing_can_be_written_by_a_function(connection: Connection, tmp_path: Path) -> None:
     connection.execute(
-        "CREATE FUNCTION wipe() RETURNS text LANGUAGE plpgsql AS"
-        " $$ BEGIN DELETE FROM public.users; RETURN 'x'; END $$"
+        "CREATE FUNCTION wipe() RETURNS text LANGUAGE plpgsql AS $$ BEGIN DELETE FROM public.users; RETURN 'x'; END $$"
     )
     # Marked as if it had no effect, so that the planner runs it already while the segment is being checked.
     connection.execute(
@@ -175,8 +172,7 @@ def test_nothing_can_be_written_by_a_function(connection: Connection, tmp_path: 
 
 def test_a_preview_cannot_write_either(database: Database, connection: Connection, tmp_path: Path) -> None:
     connection.execute(
-        "CREATE FUNCTION wipe() RETURNS text LANGUAGE plpgsql AS"
-        " $$ BEGIN DELETE FROM public.users; RETURN 'x'; END $$"
+        "CREATE FUNCTION wipe() RETURNS text LANGUAGE plpgsql AS $$ BEGIN DELETE FROM public.users; RETURN 'x'; END $$"
     )
     found = write(tmp_path, "SELECT user_id, email, wipe() AS x FROM users")
     with pytest.raises(SegmentError, match="calls wipe, which may change something"):
@@ -202,22 +198,16 @@ def test_a_check_leaves_the_connection_as_it_was(connection: Connection, tmp_pat
     assert connection.execute("SELECT count(*) FROM users").fetchall() == [(399,)]
 
 
-def test_a_segment_that_takes_too_long_is_stopped(
-    database: Database, connection: Connection, tmp_path: Path
-) -> None:
+def test_a_segment_that_takes_too_long_is_stopped(database: Database, connection: Connection, tmp_path: Path) -> None:
     found = write(tmp_path, "SELECT user_id, email FROM users WHERE pg_sleep(20) IS NOT NULL")
     assert len(checked(connection, found)) == 2
-    with pytest.raises(
-        SegmentError, match=r"people\.sql: stopped by the time limit.*MAILPIPE_SEGMENT_TIMEOUT"
-    ):
+    with pytest.raises(SegmentError, match=r"people\.sql: stopped by the time limit.*MAILPIPE_SEGMENT_TIMEOUT"):
         preview.preview(database, found, segment.bind(found, {}, AS_OF), timeout=0.2)
     with database.connection() as again:
         assert again.execute("SHOW statement_timeout").fetchall() == [("0",)]
 
 
-def test_an_error_in_the_data_does_not_quote_them(
-    database: Database, connection: Connection, tmp_path: Path
-) -> None:
+def test_an_error_in_the_data_does_not_quote_them(database: Database, connection: Connection, tmp_path: Path) -> None:
     found = write(tmp_path, "SELECT user_id, email,\n email::int AS number\nFROM users")
     with pytest.raises(SegmentError) as caught:
         preview.preview(database, found, segment.bind(found, {}, AS_OF), timeout=10)
@@ -247,9 +237,7 @@ def test_the_active_come_in_sending_order(connection: Connection) -> None:
     rows = run(connection, segment.find(SEGMENTS, "active_opted_in"))
     made = audience.counts(400)
     assert len(rows) == 400 - made.inactive - made.opted_out
-    seen: dict[int, datetime | None] = dict(
-        connection.execute("SELECT user_id, last_login_at FROM users").fetchall()
-    )
+    seen: dict[int, datetime | None] = dict(connection.execute("SELECT user_id, last_login_at FROM users").fetchall())
     logins = [seen[row[0]] for row in rows]
     known = [at for at in logins if at is not None]
     assert known == sorted(known, reverse=True)
@@ -259,9 +247,7 @@ def test_the_active_come_in_sending_order(connection: Connection) -> None:
 def test_parameters_move_the_bounds_of_the_segments(connection: Connection) -> None:
     engaged, lost = (segment.find(SEGMENTS, name) for name in ("engaged_30d", "win_back"))
     assert (
-        len(run(connection, engaged, days=5))
-        < len(run(connection, engaged))
-        < len(run(connection, engaged, days=90))
+        len(run(connection, engaged, days=5)) < len(run(connection, engaged)) < len(run(connection, engaged, days=90))
     )
     assert {row[6] for row in run(connection, lost, country="us", quiet_days=30)} == {"US"}
     both = {row[0] for row in run(connection, engaged)} & {row[0] for row in run(connection, lost)}

@@ -28,7 +28,9 @@ def test_without_a_limit_a_call_is_full() -> None:
     assert pace.call_size(None) == 50
 
 
-@pytest.mark.parametrize(("rate", "size"), [(1, 1), (14, 14), (50, 50), (51, 25), (99, 49), (100, 50), (570, 47), (0.2, 1)])
+@pytest.mark.parametrize(
+    ("rate", "size"), [(1, 1), (14, 14), (50, 50), (51, 25), (99, 49), (100, 50), (570, 47), (0.2, 1)]
+)
 def test_calls_divide_the_rate_well(rate: float, size: int) -> None:
     """570/s is 12 calls of 47, not 11 of 50."""
     assert pace.call_size(rate) == size

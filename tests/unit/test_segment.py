@@ -68,9 +68,7 @@ def test_a_header_is_read_whole(tmp_path: Path) -> None:
 def test_a_bom_and_windows_line_ends_change_nothing(tmp_path: Path) -> None:
     plain = with_body(tmp_path, "SELECT user_id,\n email FROM users")
     path = tmp_path / "windows.sql"
-    path.write_bytes(
-        b"\xef\xbb\xbf" + f"{HEADER}\nSELECT user_id,\n email FROM users".replace("\n", "\r\n").encode()
-    )
+    path.write_bytes(b"\xef\xbb\xbf" + f"{HEADER}\nSELECT user_id,\n email FROM users".replace("\n", "\r\n").encode())
     windows = segment.load(path)
     assert (windows.sql, windows.title, windows.body_line) == (plain.sql, plain.title, plain.body_line)
 
@@ -202,9 +200,7 @@ def test_defaults_and_given_values_are_bound_with_their_types(tmp_path: Path) ->
     assert segment.bind(found, {}, local) == {
         "n": 30, "x": 0.5, "t": "pro", "d": date(2026, 1, 31), "b": True, "maybe": None, "as_of": AS_OF,
     }  # fmt: skip
-    given = segment.bind(
-        found, {"n": "7", "x": 2, "t": "30", "d": "2026-02-28", "b": "False", "maybe": "x"}, AS_OF
-    )
+    given = segment.bind(found, {"n": "7", "x": 2, "t": "30", "d": "2026-02-28", "b": "False", "maybe": "x"}, AS_OF)
     assert given == {
         "n": 7, "x": 2.0, "t": "30", "d": date(2026, 2, 28), "b": False, "maybe": "x", "as_of": AS_OF,
     }  # fmt: skip
