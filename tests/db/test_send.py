@@ -594,8 +594,8 @@ class TestTogether:
         for key in keys:
             assert scene.keep_promises(key) == {"sent": 100}
         left = scene.execute(
-            "SELECT extract(epoch FROM at)::float - seconds, seconds, codes FROM mailpipe.call JOIN mailpipe.campaign USING (campaign_id)"
-            " WHERE key = ANY(%(keys)s) ORDER BY 1",
+            "SELECT extract(epoch FROM at)::float - seconds, seconds, codes"
+            " FROM mailpipe.call JOIN mailpipe.campaign USING (campaign_id) WHERE key = ANY(%(keys)s) ORDER BY 1",
             {"keys": keys},
         )
         told = [(round(at - left[0][0], 3), round(seconds, 3), codes) for at, seconds, codes in left]
