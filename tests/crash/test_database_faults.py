@@ -23,6 +23,9 @@ from tests.support import wait_for
 HORIZON = 60.0
 """Seconds. What a lost answer leaves in nobody's hands comes back when its lease has run out; the run waits for it."""
 
+LONG_LEASE = 30.0
+"""Seconds, where the database is away longer than a short lease: whose slot has passed by its end would stay `unknown`."""
+
 
 @pytest.mark.parametrize("step", ["lease", "people", "take", "opening", "record", "release", "retract"])
 def test_a_run_survives_losing_its_connection_or_the_answer_at_any_step(crash: Crash, step: str) -> None:
@@ -56,7 +59,7 @@ def test_a_run_outlives_a_server_that_was_killed(crash: Crash) -> None:
     """Answers that came while it was away are written afterwards."""
     key = crash.world.ready()
     crash.world.stand_in.change(latency_ms=50)
-    sender = crash.start(key, horizon=HORIZON)
+    sender = crash.start(key, horizon=HORIZON, lease=LONG_LEASE)
     for accepted in (PEOPLE // 4, PEOPLE // 2):
         wait_for(lambda least=accepted: crash.accepted(key).total() >= least, "some to be accepted")  # type: ignore[misc]
         crash.server.kill()
@@ -83,7 +86,7 @@ def test_server_and_sender_killed_at_the_same_moment(crash: Crash) -> None:
 def test_a_server_without_a_free_connection_is_waited_for(crash: Crash) -> None:
     """Others take every connection, also those that the sender has lost. Its answer is kept until one is free."""
     key = crash.world.ready()
-    sender = crash.start(key, Fault("call", "after", "stop", nth=5), horizon=HORIZON)
+    sender = crash.start(key, Fault("call", "after", "stop", nth=5), horizon=HORIZON, lease=LONG_LEASE)
     sender.wait_stopped()
     with ExitStack() as intruders:
         admin = intruders.enter_context(psycopg.connect(_target(crash.world.database.url), autocommit=True))
@@ -128,7 +131,9 @@ def test_nothing_is_sent_while_the_disk_is_full(small_disk: Path, tmp_path: Path
     with mortal(small_disk) as server, staged(server, tmp_path) as crash:
         crash.world.people(PEOPLE)
         key = crash.world.ready()
-        sender = crash.start(key, Fault("opening", "before", "stop", nth=6), threads=1, horizon=HORIZON)
+        sender = crash.start(
+            key, Fault("opening", "before", "stop", nth=6), threads=1, horizon=HORIZON, lease=LONG_LEASE
+        )
         sender.wait_stopped()
         accepted = crash.accepted(key).total()
         _fill(filler)
