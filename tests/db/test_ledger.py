@@ -803,14 +803,12 @@ class Machine(RuleBasedStateMachine):
         self.refused: set[int] = set()
         self.paused = False
 
-    @rule(who=st.integers(0, 1))
     def lease(self, who: int) -> None:
         worker = self.workers[who]
         if worker.held is None:
             worker.held = self.table.lease(worker.owner)
             assert worker.held is None or not self.paused
 
-    @rule(who=st.integers(0, 1), number=st.integers(1, 5))
     def open_call(self, who: int, number: int) -> None:
         worker = self.workers[who]
         if worker.held is None or worker.open is not None:
@@ -829,7 +827,6 @@ class Machine(RuleBasedStateMachine):
             tries = {person.seq: person.tries for person in people if person.seq in opened.people and person.tries}
             worker.open = Open(worker.held, opened, tries)
 
-    @rule(who=st.integers(0, 1), data=st.data())
     def ask_the_provider(self, who: int, data: st.DataObject) -> None:
         call = self.workers[who].open
         if call is None or call.said is not None:
@@ -844,25 +841,20 @@ class Machine(RuleBasedStateMachine):
             if kind is SENT or (kind is UNKNOWN and seq in taken):
                 self.accepted[seq, call.opened.attempts.get(seq, 1)] += 1
 
-    @rule(
-        who=st.integers(0, 1),
-        number=st.integers(1, 8),
-        data=st.data(),
-        end=st.sampled_from(["write", "die", "die and sweep"]),
-    )
-    def make_a_whole_call(self, who: int, number: int, data: st.DataObject, end: str) -> None:
-        """The usual steps in a row: the rare ends need many of them."""
-        self.lease(who)
-        self.open_call(who, number)
-        self.ask_the_provider(who, data)
-        if end == "write":
-            self.write_the_answer(who, twice=False)
-        else:
-            self.die(who)
-        if end == "die and sweep":
-            self.sweep()
+    @rule(who=st.integers(0, 1), steps=st.integers(1, 9), number=st.integers(1, 8), data=st.data())
+    def work(self, who: int, steps: int, number: int, data: st.DataObject) -> None:
+        """The next steps of a worker: lease a chunk, open a call, ask the provider, write the answer, and again."""
+        for _ in range(steps):
+            worker = self.workers[who]
+            if worker.open is None and worker.held is None:
+                self.lease(who)
+            elif worker.open is None:
+                self.open_call(who, number)
+            elif worker.open.said is None:
+                self.ask_the_provider(who, data)
+            else:
+                self.write_the_answer(who, twice=data.draw(st.booleans()))
 
-    @rule(who=st.integers(0, 1), twice=st.booleans())
     def write_the_answer(self, who: int, twice: bool) -> None:
         worker = self.workers[who]
         if worker.open is None or worker.open.said is None:
@@ -929,14 +921,18 @@ class Machine(RuleBasedStateMachine):
         else:
             self.table.record(ghost.held, ghost.opened, ghost.said, ghost.tries)
         self.die(who)
-        self.make_a_whole_call(who, number, data, "die and sweep")
+        self.work(who, 3, number, data)
+        self.die(who)
+        self.sweep()
         self.table.record(ghost.held, ghost.opened, ghost.said, ghost.tries)
 
-    @rule()
-    def pause_or_resume(self) -> None:
-        move: Any = campaign.resume if self.paused else campaign.pause
-        move(self.table.connection, self.table.key, actor="test", **({} if self.paused else {"reason": "why not"}))
-        self.paused = not self.paused
+    @rule(who=st.integers(0, 1), data=st.data())
+    def pause_for_a_while(self, who: int, data: st.DataObject) -> None:
+        campaign.pause(self.table.connection, self.table.key, actor="test", reason="why not")
+        self.paused = True
+        self.work(who, 3, 5, data)
+        campaign.resume(self.table.connection, self.table.key, actor="test")
+        self.paused = False
 
     @rule(data=st.data(), how=st.sampled_from(["suppress", "opt out", "delete"]))
     def say_no(self, data: st.DataObject, how: str) -> None:
@@ -987,8 +983,6 @@ class Machine(RuleBasedStateMachine):
         """Whatever has happened, one honest worker can finish the rest."""
         if not hasattr(self, "table"):
             return
-        if self.paused:
-            self.pause_or_resume()
         self.table.expire()
         worker = self.workers[0]
         worker.open = worker.held = None
