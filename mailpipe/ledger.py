@@ -178,13 +178,9 @@ def open_call(
 
     The commit of this is what allows the request. None: the lease was lost or the campaign stopped, no call may be made.
     """
+    seqs = [person.seq for person in chosen]
     row = connection.execute(
-        statement,
-        {
-            **held.key,
-            "seqs": [person.seq for person in chosen],
-            "seconds": seconds,
-        },
+        statement, {**held.key, "seqs": seqs, "asked": held.mask(seqs), "seconds": seconds}
     ).fetchone()
     if row is None:
         return None

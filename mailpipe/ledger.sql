@@ -30,16 +30,21 @@ ORDER BY r.seq;
 -- Commit this before the request leaves. People suppressed or no longer opted in *now* are skipped, the others' bits are
 -- set. No row: the lease, the fence, the campaign's state or its template is no longer what it was, and no call may be made.
 WITH asked AS (
-    SELECT person.seq, set_bit(CAST(repeat('0', :size) AS bit varying), person.seq - :first_seq, 1) AS bit,
+    SELECT person.seq,
            CASE WHEN EXISTS (SELECT FROM mailpipe.suppression s WHERE s.email_key = lower(person.email)) THEN 'suppressed'
                 WHEN ({{consent}}) IS NOT TRUE THEN 'opted_out' END AS refusal
     FROM mailpipe.recipient person
     WHERE person.campaign_id = :campaign_id AND person.seq = ANY(CAST(:seqs AS integer[]))
 ),
 masks AS MATERIALIZED (
-    SELECT coalesce(bit_or(bit) FILTER (WHERE refusal IS NULL), CAST(repeat('0', :size) AS bit varying)) AS take,
-           coalesce(bit_or(bit) FILTER (WHERE refusal IS NOT NULL), CAST(repeat('0', :size) AS bit varying)) AS refuse
-    FROM asked
+    SELECT CAST(:asked AS bit varying) & ~ refuse AS take, refuse
+    FROM (
+        -- Bits are made for the refused alone, who are few.
+        SELECT count(*) AS found, coalesce(bit_or(set_bit(CAST(repeat('0', :size) AS bit varying), seq - :first_seq, 1))
+                                           FILTER (WHERE refusal IS NOT NULL), CAST(repeat('0', :size) AS bit varying)) AS refuse
+        FROM asked
+    ) AS answered
+    WHERE found = bit_count(CAST(:asked AS bit varying))
 ),
 opening AS (
     UPDATE mailpipe.chunk c
