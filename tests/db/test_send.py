@@ -582,8 +582,8 @@ class TestTogether:
     def test_several_campaigns_at_once_share_one_limit(self, scene: World) -> None:
         scene.people(100)
         keys = [scene.ready(rate=1000) for _ in range(3)]
-        # One call may be on its way for longer than another on a busy machine; three limits instead of one would be 300.
-        scene.stand_in.change(rate=100, rate_tolerance=50)
+        # Calls may be on their way for longer than others on a busy machine; three limits instead of one would be 300.
+        scene.stand_in.change(rate=100, rate_tolerance=120)
         # What earlier tests have sent must have left the provider's sliding second.
         quiet = time.monotonic() + 1.1
         wait_for(lambda: time.monotonic() > quiet, "a second to pass")
