@@ -125,7 +125,10 @@ def mailable(counts: AudienceCounts) -> int:
 
 def build(connection: Connection, number: int, shares: Shares = LIFELIKE) -> AudienceCounts:
     say(f"inventing {number:,} people")
-    return audience.build(connection, number, shares=shares)
+    made = audience.build(connection, number, shares=shares)
+    # What the first reader of new rows would otherwise write about them, and what autovacuum would do at some moment later.
+    connection.execute(b"VACUUM (FREEZE, ANALYZE) users, mailpipe.suppression")
+    return made
 
 
 class PeakMemory:
