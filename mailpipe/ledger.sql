@@ -18,12 +18,17 @@ RETURNING c.campaign_id, c.chunk_no, c.slice, c.first_seq, c.size, c.fence, CAST
 
 -- name: people
 -- Those of a chunk that have no final state yet. `substring`, because the server may look at the bit of somebody outside of the
--- chunk before it compares the numbers, and `get_bit` then fails.
+-- chunk before it compares the numbers, and `get_bit` then fails. The chunk's outcomes come first and alone: the planner takes
+-- the chunk for two people, and compared each of its 500 with all outcomes of the campaign.
+WITH excepted AS MATERIALIZED (
+    SELECT seq, tries, attempt FROM mailpipe.outcome
+    WHERE campaign_id = :campaign_id AND seq BETWEEN :first_seq AND CAST(:first_seq AS integer) + :size - 1
+)
 SELECT r.seq, r.user_id, r.email, r.timezone, r.locale, r.variables, coalesce(o.tries, 0) AS tries, coalesce(o.attempt, 1) AS attempt,
        (SELECT s.variables FROM mailpipe.snapshot s WHERE s.campaign_id = :campaign_id) AS names
-FROM mailpipe.recipient r LEFT JOIN mailpipe.outcome o ON o.campaign_id = r.campaign_id AND o.seq = r.seq
+FROM mailpipe.recipient r LEFT JOIN excepted o ON o.seq = r.seq
 WHERE r.campaign_id = :campaign_id AND r.seq BETWEEN :first_seq AND CAST(:first_seq AS integer) + :size - 1
-  AND substring(CAST(:finished AS bit varying) FROM r.seq - :first_seq + 1 FOR 1) = B'0'
+  AND substring((SELECT CAST(:finished AS bit varying)) FROM r.seq - :first_seq + 1 FOR 1) = B'0'
 ORDER BY r.seq;
 
 -- name: open
@@ -31,7 +36,8 @@ ORDER BY r.seq;
 -- set. No row: the lease, the fence, the campaign's state or its template is no longer what it was, and no call may be made.
 WITH asked AS (
     SELECT person.seq,
-           CASE WHEN EXISTS (SELECT FROM mailpipe.suppression s WHERE s.email_key = lower(person.email)) THEN 'suppressed'
+           -- LIMIT, so that it stays a look-up: an EXISTS is planned as a hash of the whole list, made anew for each call.
+           CASE WHEN (SELECT true FROM mailpipe.suppression s WHERE s.email_key = lower(person.email) LIMIT 1) THEN 'suppressed'
                 WHEN ({{consent}}) IS NOT TRUE THEN 'opted_out' END AS refusal
     FROM mailpipe.recipient person
     WHERE person.campaign_id = :campaign_id AND person.seq = ANY(CAST(:seqs AS integer[]))
@@ -94,8 +100,10 @@ excepted AS (
     SET state = excluded.state, reason = excluded.reason, detail = excluded.detail, tries = excluded.tries, at = clock_timestamp()
 ),
 cleared AS (
+    -- Mostly of nobody: then the table is not looked at, whichever plan was made while it was small.
     DELETE FROM mailpipe.outcome o USING settled
-    WHERE o.campaign_id = :campaign_id AND o.seq = ANY(CAST(:cleared AS integer[])) AND o.state = 'retry' AND o.attempt = 1
+    WHERE cardinality(CAST(:cleared AS integer[])) > 0
+      AND o.campaign_id = :campaign_id AND o.seq = ANY(CAST(:cleared AS integer[])) AND o.state = 'retry' AND o.attempt = 1
 )
 SELECT state FROM settled;
 
