@@ -123,7 +123,7 @@ def _measure(base: Ground, connection: Connection, size: Size) -> dict[str, obje
     )
     # Else autovacuum does it for all the tables of the snapshots during the first loop: 1 GB of log that is nobody's.
     connection.execute(b"VACUUM (FREEZE, ANALYZE)")
-    mine, other = _loops(base, connection, key, size.looped)
+    mine, other, counts = _loops(base, connection, key, size.looped)
     _assert_same_states(connection, campaign_id, size.looped)
     return {
         "recipients": recipients,
@@ -132,6 +132,7 @@ def _measure(base: Ground, connection: Connection, size: Size) -> dict[str, obje
         "loop_time_ratio": _ratio(other.seconds, mine.seconds),
         "wal_ratio": _ratio(other.wal, mine.wal),
         "progress_ms": round(statistics.median(mine.progress) * 1e3, 2),
+        "counts_ms": round(counts * 1e3, 2),
         "classic_progress_ms": round(statistics.median(other.progress) * 1e3, 2),
         "snapshot_seconds": round(statistics.median(ours), 2),
         "classic_snapshot_seconds": round(statistics.median(theirs), 2),
@@ -167,7 +168,7 @@ def _timed(connection: Connection, step: Callable[[], object]) -> float:
     return round(time.perf_counter() - start, 3)
 
 
-def _loops(base: Ground, connection: Connection, key: str, recipients: int) -> tuple[Meter, Meter]:
+def _loops(base: Ground, connection: Connection, key: str, recipients: int) -> tuple[Meter, Meter, float]:
     """Ours first: the dead rows of the classic ledger keep autovacuum busy for a while, which is not ours to pay."""
     campaign_id = base.campaign_id(key)
     campaign.start(connection, key, actor="ana")
@@ -176,12 +177,13 @@ def _loops(base: Ground, connection: Connection, key: str, recipients: int) -> t
         steps = _work(second, campaign_id, base.settings.consent, provider.answer)
         say("our claims and marks")
         ours = _metered(connection, steps, provider, recipients, lambda: report.progress(connection, key))
+        counts = statistics.median(_looks(lambda: ledger.counts(connection, campaign_id)))
     provider = Provider()
     with base.database.connection() as second:
         steps = classic.work(second, CLASSIC, 0, provider.answer)
         say("classic claims and marks")
         theirs = _metered(connection, steps, provider, recipients, lambda: classic.progress(connection, CLASSIC))
-    return ours, theirs
+    return ours, theirs, counts
 
 
 def _metered(
