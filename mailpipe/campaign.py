@@ -72,6 +72,9 @@ class Spec(pydantic.BaseModel):
         Annotated[float, pydantic.Field(gt=0, le=100_000)] | None,
         pydantic.Field(description="Recipients per second; empty: the account's limit"),
     ] = None
+    lane: Annotated[
+        Literal["normal", "low"], pydantic.Field(description="normal, or low: what can wait for the others")
+    ] = "normal"
     finish_within: Annotated[
         Annotated[int, pydantic.Field(gt=0)] | None,
         pydantic.BeforeValidator(parse_duration),

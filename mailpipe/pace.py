@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from psycopg.rows import class_row
 
@@ -30,6 +31,9 @@ TRANSIT = 0.035
 a first call that left 16 ms late and took 18 ms to be accepted made SES throttle the thirteenth."""
 MAX_CALL = 50
 """Destinations of one SendBulkEmail request (SES quotas)."""
+Lane = Literal["critical", "high", "normal", "low"]
+"""Priority classes, the first goes first."""
+LANES: tuple[Lane, ...] = ("critical", "high", "normal", "low")
 UNREACHABLE = 1_000_000.0
 """Recipients per second from which on an account's limit is none: nobody gets there, and slots would only cost time."""
 THROTTLE_WAIT = 1.0
@@ -148,9 +152,10 @@ class Clock:
 
 
 class Pace:
-    """The pace of one campaign in one process; shared by its sender threads."""
+    """The pace of one campaign, or without one of the messages of a lane, in one process; shared by its sender threads."""
 
-    def __init__(self, campaign_id: int) -> None:
+    def __init__(self, lane: Lane, campaign_id: int | None = None) -> None:
+        self._lane = lane
         self._campaign_id = campaign_id
         self._lock = threading.Lock()
         self._clock = Clock()
@@ -165,9 +170,15 @@ class Pace:
                 self._read_at = time.monotonic()
             return self._limits
 
-    def take(self, connection: Connection, *, patience: float, lead: float = 0.0) -> Slot | Refusal:
-        """Reserve the next slot that lies `lead` to `patience` seconds ahead. What is reserved stays spent, whatever happens."""
+    def take(
+        self, connection: Connection, *, patience: float, lead: float = 0.0, recipients: int | None = None
+    ) -> Slot | Refusal:
+        """Reserve the next slot that lies `lead` to `patience` seconds ahead. What is reserved stays spent, whatever happens.
+
+        `recipients`: how many the call will have; None: as many as a call may have. A slot is for no more than it says.
+        """
         limits = self.limits(connection)
+        size = limits.call_size if recipients is None else min(recipients, limits.call_size)
         blocked = (limits.blocked_for or 0.0) - (time.monotonic() - self._read_at)
         if blocked > 0:
             return Refusal(blocked, limits.blocked_reason)
@@ -175,11 +186,11 @@ class Pace:
         if limits.account is not None and limits.account < UNREACHABLE:
             sequences.append(_ACCOUNT)
             distances.append(distance(limits.account))
-        if limits.campaign is not None and limits.campaign != limits.account:
+        if self._campaign_id is not None and limits.campaign is not None and limits.campaign != limits.account:
             sequences.append(f"mailpipe.pace_campaign_{self._campaign_id}")
             distances.append(distance(limits.campaign))
         if not sequences:
-            return Slot(time.monotonic(), float("inf"), limits.call_size)
+            return Slot(time.monotonic(), float("inf"), size)
         asked = time.monotonic()
         row = connection.execute(
             QUERIES["take"],
@@ -198,7 +209,7 @@ class Pace:
             return Refusal(slot - present)
         # Never early by the upper bound, never more than LATENESS late by the lower one.
         lateness = slot + low + LATENESS - (slot + high)
-        return Slot(slot + high, lateness, limits.call_size) if lateness > 0 else Refusal(0.0)
+        return Slot(slot + high, lateness, size) if lateness > 0 else Refusal(0.0)
 
     def block(self, connection: Connection, reason: str) -> None:
         """SES refused for `rate` or `quota`: everybody waits a while."""

@@ -112,7 +112,7 @@ def run(
             reporter.report(connection)
             return Outcome(End.COMPLETE if found.state == "done" else End.NOT_SENDING, _refusal(found))
         read_account(connection, config, ses)
-        shared = pace.Pace(found.campaign_id)
+        shared = pace.Pace(found.spec.lane, found.campaign_id)
         threads = config.threads or plan.threads(shared.limits(connection).campaign)
     job = Job(
         campaign=found,

@@ -46,7 +46,7 @@ def slots_of_many(database: Database, campaigns: list[int], each: int) -> list[f
 
     def take(campaign_id: int) -> list[float]:
         found: list[float] = []
-        shared = Pace(campaign_id)
+        shared = Pace("normal", campaign_id)
         with database.connection() as connection:
             together.wait()
             while len(found) < each:
@@ -90,7 +90,7 @@ def test_slots_on_the_server_s_clock_keep_their_distance_exactly(scene: World) -
 
 def test_a_slot_is_never_early_and_its_lateness_is_what_is_left(connection: Connection) -> None:
     limit(connection, 100)
-    shared = Pace(0)
+    shared = Pace("normal", 0)
     for _ in range(5):
         slot = take(shared, connection)
         true = last_slot(connection) / 1e6 - time.time() + time.monotonic()
@@ -101,13 +101,13 @@ def test_a_slot_is_never_early_and_its_lateness_is_what_is_left(connection: Conn
 
 def test_a_slot_is_at_least_the_lead_ahead(connection: Connection) -> None:
     limit(connection, 100)
-    slot = take(Pace(0), connection, lead=0.3)
+    slot = take(Pace("normal", 0), connection, lead=0.3)
     assert 0.1 < slot.wait <= 0.32
 
 
 def test_a_slot_beyond_patience_is_told_and_not_reserved(connection: Connection) -> None:
     limit(connection, 1)
-    shared = Pace(0)
+    shared = Pace("normal", 0)
     take(shared, connection)
     before = last_slot(connection)
     refusal = shared.take(connection, patience=0.5)
@@ -120,12 +120,12 @@ def test_a_slot_is_spent_although_its_transaction_is_taken_back(connection: Conn
     limit(connection, 1)
     before = last_slot(connection)
     with connection.transaction(force_rollback=True):
-        take(Pace(0), connection)
+        take(Pace("normal", 0), connection)
     assert last_slot(connection) > before
 
 
 def test_without_any_limit_nobody_waits_and_nothing_is_late(connection: Connection) -> None:
-    slot = Pace(0).take(connection, patience=0)
+    slot = Pace("normal", 0).take(connection, patience=0)
     assert isinstance(slot, Slot)
     assert slot.wait <= 0
     assert slot.lateness == float("inf")
@@ -135,7 +135,7 @@ class TestCampaigns:
     def test_the_smaller_limit_holds_and_both_lines_move(self, scene: World, connection: Connection) -> None:
         limit(connection, 1000)
         slow = scene.campaign(scene.create(rate=10.0)).campaign_id
-        shared = Pace(slow)
+        shared = Pace("normal", slow)
         first, second = (take(shared, connection) for _ in range(2))
         assert first.call_size == 10
         assert second.at - first.at >= pace.distance(10) / 1e6 - pace.LATENESS
@@ -150,14 +150,14 @@ class TestCampaigns:
     def test_a_changed_rate_holds_within_a_second_or_so(self, scene: World, connection: Connection) -> None:
         limit(connection, 1000)
         key = scene.create(rate=10.0)
-        shared = Pace(scene.campaign(key).campaign_id)
+        shared = Pace("normal", scene.campaign(key).campaign_id)
         assert shared.limits(connection).call_size == 10
         campaign.change(connection, scene.settings, scene.ses, key, actor="ben", rate=100.0)
         wait_for(lambda: shared.limits(connection).call_size == 50, "the new rate", seconds=2)
 
     def test_a_limit_of_the_account_that_falls_holds_within_a_second_or_so(self, connection: Connection) -> None:
         limit(connection, 1000)
-        shared = Pace(0)
+        shared = Pace("normal", 0)
         assert shared.limits(connection).call_size == 50
         pace.keep_account(connection, Account(14.0, 200.0, 3.0, True, False), ceiling=None)
         wait_for(lambda: shared.limits(connection).call_size == 14, "the new limit", seconds=2)
@@ -176,8 +176,8 @@ class TestBlocks:
     @pytest.mark.parametrize(("reason", "seconds"), [("rate", pace.THROTTLE_WAIT), ("quota", pace.QUOTA_WAIT)])
     def test_when_ses_refuses_everybody_waits(self, connection: Connection, reason: str, seconds: float) -> None:
         limit(connection, 1000)
-        Pace(0).block(connection, reason)
-        refusal = Pace(1).take(connection, patience=600)
+        Pace("normal", 0).block(connection, reason)
+        refusal = Pace("normal", 1).take(connection, patience=600)
         assert isinstance(refusal, Refusal)
         assert refusal.reason == reason
         assert refusal.wait == pytest.approx(seconds, abs=0.5)
@@ -185,17 +185,17 @@ class TestBlocks:
 
     def test_the_one_who_met_it_waits_at_once(self, connection: Connection) -> None:
         limit(connection, 1000)
-        shared = Pace(0)
+        shared = Pace("normal", 0)
         take(shared, connection)
         shared.block(connection, "rate")
         assert isinstance(shared.take(connection, patience=60), Refusal)
 
     def test_a_shorter_wait_does_not_end_a_longer_one(self, connection: Connection) -> None:
         limit(connection, 1000)
-        shared = Pace(0)
+        shared = Pace("normal", 0)
         shared.block(connection, "quota")
         shared.block(connection, "rate")
-        refusal = Pace(1).take(connection, patience=600)
+        refusal = Pace("normal", 1).take(connection, patience=600)
         assert isinstance(refusal, Refusal)
         assert refusal.wait > pace.QUOTA_WAIT - 5
         assert refusal.reason == "quota", "people must be told what they wait for"
@@ -203,5 +203,5 @@ class TestBlocks:
     def test_a_wait_that_is_over_is_no_wait(self, connection: Connection) -> None:
         limit(connection, 1000)
         connection.execute("UPDATE mailpipe.pace SET blocked_until = now() - interval '1 s', blocked_reason = 'quota'")
-        take(Pace(0), connection)
+        take(Pace("normal", 0), connection)
         assert pace.state(connection).blocked_until is None
