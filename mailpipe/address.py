@@ -4,8 +4,8 @@ Nothing here asks the network, and nothing repairs an address beyond trimming it
 refused. No error text holds an address. Who may be mailed is decided elsewhere (`suppression`, the consent
 query).
 
-SQL that compares addresses uses the same rule: `lower(btrim(email, E' \\t\\r\\n'))` equals `key(email)` for
-every address in ASCII; an address with a Unicode domain has to pass through `send_form` first.
+SQL that compares addresses uses the same rule: `mailpipe.email_key(btrim(email, E' \\t\\r\\n'))` equals `key(email)`
+for every address in ASCII; an address with a Unicode domain has to pass through `send_form` first.
 """
 
 import re

@@ -35,6 +35,10 @@ class SnapshotError(UserError):
     """A snapshot was refused; nothing of it was kept."""
 
 
+class SuppressionError(UserError):
+    """A suppression cannot be made or lifted as asked: a wrong scope, reason, file or line."""
+
+
 class RestoredDatabase(UserError):
     """The database is behind what was sent with it; a person has to say what becomes of it."""
 

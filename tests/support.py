@@ -81,7 +81,7 @@ class World:
             jitter_ms=0,
         )
         with self.database.connection() as connection:
-            connection.execute("TRUNCATE users, mailpipe.suppression")
+            connection.execute("TRUNCATE users, mailpipe.suppression, mailpipe.opt_out")
             connection.execute("DELETE FROM mailpipe.pace; INSERT INTO mailpipe.pace DEFAULT VALUES")
             connection.execute("SELECT setval('mailpipe.pace_account', 1)")
 

@@ -7,10 +7,15 @@
 -- The view `delivery` gives every recipient exactly one state. SES events set bits in `event_mask`.
 --
 -- Who may write what: campaign.py `campaign`, `template_version`, `audit`; snapshot.py `snapshot`, `recipient` and new `chunk`s;
--- ledger.py all that changes in `chunk`, `call` and `outcome`; event.py `event_mask`; suppression.py `suppression`; pace.py `pace`;
+-- ledger.py all that changes in `chunk`, `call` and `outcome`; event.py `event_mask`; suppression.py `suppression`, `suppression_removed` and `opt_out`; pace.py `pace`;
 -- identity.py `instance`.
 
 CREATE SCHEMA mailpipe;
+
+-- The one form by which addresses are compared: that of `address.key`, for an address as it is sent. Never by the database's own
+-- collation: a Turkish one makes another letter of a capital I.
+CREATE FUNCTION mailpipe.email_key(address text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN lower(address COLLATE "C");
 
 CREATE TABLE mailpipe.template_version (
     name         text PRIMARY KEY CHECK (name ~ '^[A-Za-z0-9_-]{1,64}$'),
@@ -157,13 +162,38 @@ CREATE TABLE mailpipe.event_mask (
     PRIMARY KEY (campaign_id, chunk_no, kind, attempt)
 ) WITH (fillfactor = 66);
 
+-- Whom nobody may mail. One row for each scope; of several reasons the strongest.
 CREATE TABLE mailpipe.suppression (
-    email_key text NOT NULL CHECK (email_key = lower(email_key)),
-    scope     text NOT NULL DEFAULT 'all' CHECK (scope IN ('all', 'marketing')),
-    reason    text NOT NULL CHECK (reason IN ('bounce', 'complaint', 'unsubscribe', 'manual')),
+    email_key text NOT NULL CHECK (email_key = mailpipe.email_key(email_key)),
+    scope     text NOT NULL DEFAULT 'all' CHECK (scope ~ '^(all|marketing|topic:[a-z0-9_-]{1,32})$'),
+    reason    text NOT NULL
+              CHECK (reason IN ('complaint', 'hard_bounce', 'provider_list', 'soft_bounces', 'unsubscribe', 'manual')),
     source    text NOT NULL,
     at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (email_key, scope)
+);
+
+-- What was taken off the list: by whom, and why.
+CREATE TABLE mailpipe.suppression_removed (
+    removal_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    email_key  text NOT NULL,
+    scope      text NOT NULL,
+    reason     text NOT NULL,
+    source     text NOT NULL,
+    at         timestamptz NOT NULL,
+    actor      text NOT NULL CHECK (actor <> ''),
+    why        text NOT NULL CHECK (why <> ''),
+    removed_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- People who do not want a topic; `marketing` means all of them. By person, not by address: an unsubscribe link holds no more, and
+-- works when its campaign is long gone.
+CREATE TABLE mailpipe.opt_out (
+    person_id text NOT NULL CHECK (person_id <> ''),
+    topic     text NOT NULL CHECK (topic ~ '^[a-z0-9_-]{1,32}$'),
+    source    text NOT NULL,
+    at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (person_id, topic)
 );
 
 -- One row: which database this is, and when it was last sent with. A file outside of it remembers the same (identity.py), so a dump

@@ -163,7 +163,7 @@ ANALYZE public.users;
 INSERT INTO mailpipe.suppression (email_key, scope, reason, source)
 SELECT lower(email),
        CASE WHEN user_id % 4 = 0 THEN 'marketing' ELSE 'all' END,
-       (ARRAY['unsubscribe', 'bounce', 'complaint', 'manual'])[user_id % 4 + 1],
+       (ARRAY['unsubscribe', 'hard_bounce', 'complaint', 'manual'])[user_id % 4 + 1],
        :source
 FROM public.users
 WHERE (user_id * :step + :shift) % :people >= :until_without_city
