@@ -93,10 +93,16 @@ def mailbox(text: str) -> str:
     """A sender or reply-to field, `address` or `Name <address>`, as SES takes it: a name beyond ASCII becomes
     an encoded word (RFC 2047). Raises AddressError.
     """
-    named = _named(text.strip(TRIMMED))
-    if named is None:
-        return send_form(text)
-    name = named[1].strip(TRIMMED).removeprefix('"').removesuffix('"').replace(r"\"", '"')
+    name, form = parts(text)
     if _control(name):
         raise AddressError("unusable_name", "the name before the address holds control characters")
-    return formataddr((name, send_form(named[2])))
+    return formataddr((name, form)) if name else form
+
+
+def parts(text: str) -> tuple[str, str]:
+    """Name and `send_form` of `address` or `Name <address>`, the name as it reads and unchecked. Raises AddressError."""
+    named = _named(text.strip(TRIMMED))
+    if named is None:
+        return "", send_form(text)
+    name = named[1].strip(TRIMMED).removeprefix('"').removesuffix('"').replace(r"\"", '"')
+    return name, send_form(named[2])

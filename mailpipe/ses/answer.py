@@ -1,4 +1,4 @@
-"""What the answer to a SendBulkEmail call, or the lack of one, means for each recipient and for the campaign.
+"""What the answer to a SendBulkEmail or SendEmail call, or the lack of one, means for each recipient and for the campaign.
 Pure.
 
 The question that decides everything is whether SES may have accepted the mail. Where that cannot be excluded
@@ -146,6 +146,14 @@ def of_response(response: Mapping[str, Any], size: int) -> Answer:
         halt = f"SES refused every one of {size} recipients of a call: {reasons}"
     limits = {_BLOCKING[status] for status in statuses if status in _BLOCKING}
     return Answer(results, halt=halt, blocked="quota" if "quota" in limits else "rate" if limits else None)
+
+
+def of_single_response(response: Mapping[str, Any]) -> Answer:
+    """What a 2xx answer to SendEmail says: there is a message id, or nobody knows. Refusals are errors of the call."""
+    message_id = response.get("MessageId")
+    if isinstance(message_id, str) and message_id:
+        return Answer((Result(Kind.SENT, message_id=message_id),))
+    return _all(1, Result(Kind.UNKNOWN, "unreadable_answer"))
 
 
 def of_exception(error: BaseException, size: int, *, left: bool) -> Answer:

@@ -19,7 +19,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from mailpipe.errors import ServiceError, TemplateError
-from mailpipe.ses.answer import Answer, of_exception, of_response, without_addresses
+from mailpipe.ses.answer import Answer, of_exception, of_response, of_single_response, without_addresses
 from mailpipe.settings import Settings
 from mailpipe.template import Content
 
@@ -49,7 +49,8 @@ class Ses:
         self._sender = sender
         self._admin = admin
         self._thread = threading.local()
-        sender.meta.events.register("before-send.sesv2.SendBulkEmail", self._leaves)
+        for operation in ("SendBulkEmail", "SendEmail"):
+            sender.meta.events.register(f"before-send.sesv2.{operation}", self._leaves)
 
     def send(self, request: dict[str, Any], *, at: float | None = None, lateness: float = 0.0) -> Answer:
         """Make the call that `request.bulk_request` built and `request.check_bulk` passed.
@@ -61,11 +62,18 @@ class Ses:
             SlotMissed: the request was ready later than that, and certainly did not leave.
         """
         size = len(request["BulkEmailEntries"])
+        return self._make(lambda: of_response(self._sender.send_bulk_email(**request), size), size, at, lateness)
+
+    def send_single(self, request: dict[str, Any], *, at: float | None = None, lateness: float = 0.0) -> Answer:
+        """The same for the SendEmail request of one mail, as `single` builds it."""
+        return self._make(lambda: of_single_response(self._sender.send_email(**request)), 1, at, lateness)
+
+    def _make(self, call: Callable[[], Answer], size: int, at: float | None, lateness: float) -> Answer:
         self._thread.left = False
         self._thread.slot = None if at is None else (at, at + lateness)
         self._thread.since = time.monotonic()
         try:
-            answer = of_response(self._sender.send_bulk_email(**request), size)
+            answer = call()
         except SlotMissed:
             raise
         except Exception as error:
