@@ -1,6 +1,7 @@
-"""Everything on one machine for one person: the Dagster UI over the embedded database, with a stand-in to send to.
+"""Everything on one machine for one person: the Dagster UI and the web application over the embedded database, with a
+stand-in to send to.
 
-Holds the processes and ends them together. Production runs the same three Dagster programs under its own supervisor.
+Holds the processes and ends them together. Production runs the same programs under its own supervisor.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ class Addresses:
     """Where things answer. `stand_in` is None when mail goes elsewhere."""
 
     ui: str
+    web: str
     stand_in: str | None
 
 
-def require(settings: Settings, port: int | None = None) -> None:
-    """Raises SettingsError where Dagster cannot be started: not installed, no checkout around, or its `port` is taken."""
+def require(settings: Settings, *ports: int) -> None:
+    """Raises SettingsError where Dagster cannot be started: not installed, no checkout around, or one of the ports is taken."""
     if find_spec("dagster") is None or find_spec("dagster_webserver") is None:
         raise SettingsError("Dagster is not installed here; install mailpipe with its extra: mailpipe[dagster]")
     if not (settings.home / "workspace.yaml").is_file():
         raise SettingsError(
             f"{settings.home}: no workspace.yaml. Run this inside a checkout of mailpipe, or set MAILPIPE_HOME to one"
         )
-    if port is not None:
+    for port in ports:
         _require_free(port)
 
 
@@ -53,6 +55,7 @@ def run(
     settings: Settings,
     *,
     port: int,
+    web_port: int,
     stop: threading.Event,
     say: Callable[[str], None],
     ready: Callable[[Addresses], None],
@@ -60,15 +63,19 @@ def run(
     """Start everything, tell that it is `ready`, and end everything once `stop` is set. The database has its schema already.
 
     Raises:
-        SettingsError: the port is taken, or Dagster is not there.
+        SettingsError: a port is taken, or Dagster is not there.
         ServiceError: a program does not start, or ends by itself; the text ends with its last lines.
     """
-    require(settings, port)
+    require(settings, port, web_port)
     logs = settings.var / "dagster" / "logs"
     try:
         _people(settings)
         local = stand_in.ensure_running(settings).url if stand_in.is_wanted(settings) else settings.ses_endpoint
+        web = f"http://127.0.0.1:{web_port}"
         env = children.dagster_environment(settings)
+        if settings.public_url == Settings.public_url:
+            # Links in mails of this machine lead to its own web application, wherever it listens.
+            env["MAILPIPE_PUBLIC_URL"] = web
         with children.Group() as group:
 
             def start(name: str, *command: str) -> None:
@@ -76,15 +83,16 @@ def run(
                     name, [sys.executable, "-m", *command], log=logs / f"{name}.log", cwd=settings.home, env=env
                 )
 
-            say(f"starting Dagster; its output goes to {logs}")
+            say(f"starting Dagster and the web application; their output goes to {logs}")
+            start("web", "mailpipe", "web", "--port", str(web_port))
             workspace, code_server = _one_code_server(settings)
             start("code-server", *code_server)
             if _wait(group, stop, lambda: _listens(int(code_server[-1]))):
                 start("daemon", "dagster._daemon", "run", "-w", str(workspace))
                 start("webserver", "dagster_webserver", "-h", "127.0.0.1", "-p", str(port), "-w", str(workspace))
             url = f"http://127.0.0.1:{port}"
-            if _wait(group, stop, lambda: _answers(f"{url}/server_info")):
-                ready(Addresses(url, local))
+            if _wait(group, stop, lambda: _answers(f"{url}/server_info") and _answers(f"{web}/readyz")):
+                ready(Addresses(url, web, local))
             while not stop.wait(_POLL):
                 _check(group)
             say("stopping")
@@ -134,7 +142,7 @@ def _wait(group: children.Group, stop: threading.Event, ready: Callable[[], bool
         if ready():
             return True
         if time.monotonic() > deadline:
-            raise ServiceError(f"Dagster did not start within {_START_SECONDS:g} s; see its output")
+            raise ServiceError(f"not everything has started within {_START_SECONDS:g} s; see its output")
         stop.wait(_POLL)
     return False
 
@@ -143,7 +151,7 @@ def _check(group: children.Group) -> None:
     if child := group.ended():
         lines = "\n".join(children.last_lines(child.log))
         raise ServiceError(
-            f"Dagster's {child.name} has ended (exit code {child.process.returncode}); the end of {child.log}:\n{lines}"
+            f"the {child.name} has ended (exit code {child.process.returncode}); the end of {child.log}:\n{lines}"
         )
 
 
@@ -183,7 +191,9 @@ def _require_free(port: int) -> None:
         with socket.create_server(("127.0.0.1", port)):
             pass
     except OSError as error:
-        raise SettingsError(f"port {port} cannot be used ({error.strerror}); choose another one with --port") from error
+        raise SettingsError(
+            f"port {port} cannot be used ({error.strerror}); choose another one with --port or --web-port"
+        ) from error
 
 
 def _any_port() -> int:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,6 +69,12 @@ class Settings:
     """An address that takes unsubscribe mails (MAILPIPE_UNSUBSCRIBE_MAILTO); put second into List-Unsubscribe."""
     unsubscribe_keys: str | None = field(default=None, repr=False)
     """`id:secret,id:secret`, newest first (MAILPIPE_UNSUBSCRIBE_KEYS). Old keys verify for ever, the first one signs."""
+    api_tokens: str | None = field(default=None, repr=False)
+    """`name:token,name:token` (MAILPIPE_API_TOKENS): who may use the API of `mailpipe web`. Locally one is made; else without them
+    the API is closed."""
+    web_proxies: int = 0
+    """Proxies of ours before `mailpipe web` (MAILPIPE_WEB_PROXIES): so many last entries of X-Forwarded-For are believed. Too few,
+    and all clients share one rate limit; too many, and a client can invent who it is."""
     allow_unsafe_durability: bool = False
     """Accept a server with fsync off (MAILPIPE_ALLOW_UNSAFE_DURABILITY=1). Only for throw-away servers of tests."""
 
@@ -105,6 +113,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     threads = _positive(environ, "MAILPIPE_THREADS", None)
     if threads is not None and (threads != int(threads) or threads > 256):
         raise SettingsError("MAILPIPE_THREADS: expected a whole number from 1 to 256")
+    proxies = environ.get("MAILPIPE_WEB_PROXIES") or "0"
+    if not proxies.isascii() or not proxies.isdigit() or int(proxies) > 99:
+        raise SettingsError("MAILPIPE_WEB_PROXIES: expected a whole number from 0 to 99")
     settings = Settings(
         home=home,
         var=Path(environ.get("MAILPIPE_VAR") or home / "var").resolve(),
@@ -120,6 +131,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         public_url=(environ.get("MAILPIPE_PUBLIC_URL") or Settings.public_url).rstrip("/"),
         unsubscribe_mailto=environ.get("MAILPIPE_UNSUBSCRIBE_MAILTO") or None,
         unsubscribe_keys=environ.get("MAILPIPE_UNSUBSCRIBE_KEYS") or None,
+        api_tokens=environ.get("MAILPIPE_API_TOKENS") or None,
+        web_proxies=int(proxies),
         allow_unsafe_durability=environ.get("MAILPIPE_ALLOW_UNSAFE_DURABILITY") == "1",
         lease=numbers["lease"] or Settings.lease,
         connect_timeout=numbers["connect_timeout"] or Settings.connect_timeout,
@@ -146,14 +159,34 @@ def unsubscribe_keys(settings: Settings) -> str:
             "MAILPIPE_UNSUBSCRIBE_KEYS: not set. Give `1:` and a secret of at least 32 characters; keep it for ever,"
             " links in mails already sent are verified with it"
         )
-    path = settings.var / "unsubscribe.key"
+    return _kept(settings.var / "unsubscribe.key", f"1:{secrets.token_urlsafe(32)}").read_text().strip()
+
+
+def api_tokens(settings: Settings) -> str | None:
+    """The tokens of the API; locally, where no mail can leave, one is made and kept. None: the API is closed."""
+    if settings.api_tokens or not settings.is_local:
+        return settings.api_tokens
+    return f"local:{local_token(settings).read_text().strip()}"
+
+
+def local_token(settings: Settings) -> Path:
+    """The file under `var/` with the API token of this machine; it is made when it is missing."""
+    return _kept(settings.var / "api.token", secrets.token_urlsafe(32))
+
+
+def _kept(path: Path, secret: str) -> Path:
+    """A file for our eyes alone; it gets this secret unless it has one."""
+    if path.exists():
+        return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(f"1:{secrets.token_urlsafe(32)}")
-    except FileExistsError:
-        pass
-    return path.read_text().strip()
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "w") as file:
+        file.write(secret)
+    # The file appears whole: who comes second never reads half a secret.
+    with suppress(FileExistsError):
+        os.link(name, path)
+    Path(name).unlink()
+    return path
 
 
 def _checkout(start: Path) -> Path:

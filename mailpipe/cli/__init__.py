@@ -21,6 +21,7 @@ COMMANDS = {
     "segment": "segment",
     "ses-simulator": "ses_simulator",
     "template": "template",
+    "web": "web",
 }
 """The command's name -> the module of this package that holds it as `command`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import sqlalchemy
@@ -49,9 +50,18 @@ def create_database(url: URL) -> None:
 
 def is_current(url: URL) -> bool:
     """Whether the database has the newest schema that this version of mailpipe knows."""
-    engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool)
+    return is_current_on(sqlalchemy.create_engine(url, poolclass=sqlalchemy.NullPool))
+
+
+def is_current_on(engine: sqlalchemy.Engine) -> bool:
+    """The same, over connections that are there already."""
     with engine.connect() as connection:
         present = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
+    return present == _newest()
+
+
+@lru_cache(maxsize=1)
+def _newest() -> str | None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    return present == ScriptDirectory.from_config(config).get_current_head()
+    return ScriptDirectory.from_config(config).get_current_head()

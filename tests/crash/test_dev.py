@@ -44,6 +44,7 @@ class Dev:
     pid: int
     settings: Settings
     url: str
+    web: str
     output: Path
 
     def graphql(self, query: str, variables: dict[str, Any]) -> Any:
@@ -73,13 +74,15 @@ class Dev:
 def dev() -> Iterator[Dev]:
     """`mailpipe dev`, started in the background of a non-interactive shell, which makes it ignore SIGINT at first."""
     var = Path(tempfile.mkdtemp(prefix="mailpipe-dev-"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        port, web_port = one.getsockname()[1], two.getsockname()[1]
     environ = {**os.environ, "MAILPIPE_HOME": str(ROOT), "MAILPIPE_VAR": str(var)}
     output = var / "dev.out"
     with output.open("wb") as out:
         # The shell tells the number of its background job, and ends as it does.
-        script = f'"{sys.executable}" -m mailpipe dev --port {port} & echo $! > "{var}/pid"; wait $!'
+        script = (
+            f'"{sys.executable}" -m mailpipe dev --port {port} --web-port {web_port} & echo $! > "{var}/pid"; wait $!'
+        )
         process = subprocess.Popen(
             ["bash", "-c", script], cwd=ROOT, env=environ, stdout=out, stderr=out, start_new_session=True
         )
@@ -87,7 +90,14 @@ def dev() -> Iterator[Dev]:
     try:
         wait_for(lambda: b"Ctrl-C" in output.read_bytes() or process.poll() is not None, 100)
         assert process.poll() is None, output.read_text()
-        yield Dev(process, int((var / "pid").read_text()), config, f"http://127.0.0.1:{port}", output)
+        yield Dev(
+            process,
+            int((var / "pid").read_text()),
+            config,
+            f"http://127.0.0.1:{port}",
+            f"http://127.0.0.1:{web_port}",
+            output,
+        )
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -134,6 +144,8 @@ def test_a_send_is_ended_gracefully_and_no_process_is_left(dev: Dev) -> None:
 
 @pytest.mark.timeout(200)
 def test_ctrl_c_ends_it_too_although_the_shell_had_it_ignored(dev: Dev) -> None:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{dev.web}/readyz", timeout=30) as answer:
+        assert answer.read() == b"ready\n"
     os.kill(dev.pid, signal.SIGINT)
     assert dev.wait_for_end() == 0, dev.output.read_text()
     assert dev.leftovers() == []

@@ -1,0 +1,75 @@
+"""The web application on a real socket and a real database, and a client that follows nothing and remembers nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+import uvicorn
+
+from mailpipe import settings
+from mailpipe.db import Database
+from mailpipe.settings import Settings
+from mailpipe.web import app, serve
+from tests.support import wait_for
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+@dataclass
+class Web:
+    """A running application."""
+
+    url: str
+    settings: Settings
+    database: Database
+    pool: urllib3.PoolManager
+
+    def ask(
+        self, method: str, path: str, *, body: Any = None, headers: dict[str, str] | None = None, **fields: Any
+    ) -> urllib3.BaseHTTPResponse:
+        """One request. A `body` that is no text is sent as JSON."""
+        if body is not None and not isinstance(body, bytes | str):
+            body = json.dumps(body)
+        return self.pool.request(
+            method, self.url + path, body=body, headers=headers or {}, redirect=False, retries=False, **fields
+        )
+
+    def api(self, method: str, path: str, body: Any = None, **headers: str) -> urllib3.BaseHTTPResponse:
+        """One request to the API, with a token."""
+        return self.ask(method, f"/api/v1{path}", body=body, headers={"Authorization": f"Bearer {TOKEN}", **headers})
+
+
+@contextmanager
+def serving(config: Settings, database: Database) -> Iterator[Web]:
+    """Serve the application from a thread."""
+    server = uvicorn.Server(serve.configuration(app.build(config, database), port=0))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_for(lambda: server.started, "the web application to start")
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with urllib3.PoolManager() as pool:
+            yield Web(f"http://127.0.0.1:{port}", config, database, pool)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+@pytest.fixture
+def web_settings(tmp_path: Path) -> Settings:
+    config = settings.load({"MAILPIPE_HOME": str(tmp_path)})
+    return replace(config, api_tokens=f"tests:{TOKEN}", unsubscribe_keys="k1:a-secret-of-some-thirty-two-chars")
+
+
+@pytest.fixture
+def web(database: Database, web_settings: Settings) -> Iterator[Web]:
+    with serving(web_settings, database) as running:
+        yield running
