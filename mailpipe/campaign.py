@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pydantic
 import yaml
@@ -24,6 +23,7 @@ from psycopg.types.json import Jsonb
 from mailpipe import address, segment, template
 from mailpipe.db import Connection, queries
 from mailpipe.errors import CampaignError
+from mailpipe.schedule import zones
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
 
@@ -103,12 +103,9 @@ class Spec(pydantic.BaseModel):
     @pydantic.field_validator("default_timezone")
     @classmethod
     def _known_zone(cls, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                ZoneInfo(value)
-            except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-                raise ValueError("not a zone of the IANA database, for example Asia/Ho_Chi_Minh") from error
-        return value
+        if value is not None and zones.find(value) is None:
+            raise ValueError("not a zone of the IANA database, for example Asia/Ho_Chi_Minh")
+        return zones.find(value)
 
     @pydantic.field_validator("sender", "reply_to")
     @classmethod

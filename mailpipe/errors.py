@@ -39,6 +39,18 @@ class SuppressionError(UserError):
     """A suppression cannot be made or lifted as asked: a wrong scope, reason, file or line."""
 
 
+class ZoneError(UserError):
+    """A name that is no time zone."""
+
+
+class CronError(UserError):
+    """A cron expression that cannot be used: its syntax, or it never fires, or too often."""
+
+
+class ScheduleError(UserError):
+    """A schedule file is wrong, a schedule does not exist, or what it is told to do is refused."""
+
+
 class RestoredDatabase(UserError):
     """The database is behind what was sent with it; a person has to say what becomes of it."""
 
