@@ -30,6 +30,7 @@ _plain = re.compile(
 _plain_local = re.compile(rf"(?=.{{1,64}}\Z){_ATOM}(?:\.{_ATOM})*").fullmatch
 _LONGEST = 254
 _named = re.compile(r"([^<>]*)<([^<>]*)>").fullmatch
+_quoted_pair = re.compile(r"\\(.)")
 _control = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]").search
 
 
@@ -104,5 +105,7 @@ def parts(text: str) -> tuple[str, str]:
     named = _named(text.strip(TRIMMED))
     if named is None:
         return "", send_form(text)
-    name = named[1].strip(TRIMMED).removeprefix('"').removesuffix('"').replace(r"\"", '"')
+    name = named[1].strip(TRIMMED)
+    if len(name) > 1 and name.startswith('"') and name.endswith('"'):
+        name = _quoted_pair.sub(r"\1", name[1:-1])
     return name, send_form(named[2])

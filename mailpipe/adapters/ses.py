@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from mailpipe import header
 from mailpipe.adapters.protocol import Inline, Mail, Templated
 from mailpipe.address import AddressError, parts
 from mailpipe.ses import request, single
@@ -69,6 +70,11 @@ class SesAdapter:
         if isinstance(first.content, Inline):
             if len(mails) > 1:
                 raise RequestError("mails with content of their own do not share a call")
+            try:
+                header.check(first.headers)
+                header.check_subject(first.content.subject)
+            except header.HeaderError as error:
+                raise RequestError(str(error)) from None
             return single.inline_request(
                 sender=first.sender,
                 configuration_set=first.configuration_set,
@@ -94,6 +100,10 @@ class SesAdapter:
 
 
 def _entry(mail: Mail, position: int) -> dict[str, Any]:
+    try:
+        header.check(mail.headers)
+    except header.HeaderError as error:
+        raise RequestError(str(error), position) from None
     data = mail.content.data if isinstance(mail.content, Templated) else {}
     return {
         "Destination": {"ToAddresses": [_to(mail, position)]},

@@ -9,7 +9,7 @@ injecting each fault into a client with one attempt.
 
 import re
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -141,11 +141,17 @@ def of_response(response: Mapping[str, Any], size: int) -> Answer:
     halt = next((_HALTING[status] for status in statuses if status in _HALTING), None)
     if halt is None and any(result.reason == "sender_not_verified" for result in results):
         halt = _NOT_VERIFIED
-    if halt is None and size >= WHOLE_CALL and all(result.kind is Kind.FAILED for result in results):
-        reasons = ", ".join(sorted({result.reason for result in results}))
-        halt = f"SES refused every one of {size} recipients of a call: {reasons}"
+    halt = halt or whole_call_refused(results, by="SES")
     limits = {_BLOCKING[status] for status in statuses if status in _BLOCKING}
     return Answer(results, halt=halt, blocked="quota" if "quota" in limits else "rate" if limits else None)
+
+
+def whole_call_refused(results: Sequence[Result], *, by: str) -> str | None:
+    """Why a call speaks against the campaign: every entry of a large one is refused for good."""
+    if len(results) < WHOLE_CALL or any(result.kind is not Kind.FAILED for result in results):
+        return None
+    reasons = ", ".join(sorted({result.reason for result in results}))
+    return f"{by} refused every one of {len(results)} recipients of a call: {reasons}"
 
 
 def of_single_response(response: Mapping[str, Any]) -> Answer:

@@ -13,15 +13,12 @@ from typing import Any
 
 from mailpipe.address import AddressError, mailbox, send_form
 from mailpipe.errors import MailpipeError
+from mailpipe.header import MAX_HEADER, MAX_HEADERS, name_fits, value_fits
 
 MAX_ENTRIES = 50
 """Recipients of one request that SES takes; an account whose rate is lower takes no more than its rate."""
-MAX_HEADERS = 15
-MAX_HEADER = 996
 MAX_TEMPLATE_DATA = 262_144
 
-_header_name = re.compile(r"[!-9;-@A-~]{1,126}").fullmatch
-_header_value = re.compile(r"[ -~]{1,995}").fullmatch
 _tag = re.compile(r"[A-Za-z0-9_-]{1,256}").fullmatch
 _name = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 
@@ -124,9 +121,9 @@ def _check_entry(entry: Any) -> None:
         raise _Refused(f"ReplacementHeaders: more than {MAX_HEADERS}")
     for header in headers:
         name, value = header["Name"], header["Value"]
-        if not _matches(_header_name, name):
+        if not _matches(name_fits, name):
             raise _Refused("ReplacementHeaders: a name has 1 to 126 printable ASCII characters without `:`")
-        if not _matches(_header_value, value) or len(name) + len(value) > MAX_HEADER:
+        if not _matches(value_fits, value) or len(name) + len(value) > MAX_HEADER:
             raise _Refused("ReplacementHeaders: a value has 1 to 995 printable ASCII characters, with its name 996")
     content = entry["ReplacementEmailContent"]
     template: Any = content["ReplacementTemplate"] if _has_only(content, "ReplacementTemplate") else None

@@ -1,6 +1,7 @@
 """The SendEmail request: one mail, of a published template or with content of its own.
 
-The rules of its fields are those of `request`; what else SES refuses here is that content is empty or larger than it takes.
+The rules of its fields are those of `request`, those of a subject `header`'s; what else SES refuses here is that content is empty
+or larger than it takes.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def inline_request(
         sender=sender, template_name="inline", configuration_set=configuration_set, entries=[entry], reply_to=reply_to
     )
     check_bulk(bulk)
-    if not subject.strip() or not (html or text):
-        raise RequestError("Content: expected a subject, and html or text")
+    if not (html or text):
+        raise RequestError("Content: expected html or text")
     if sum(len(part.encode(errors="replace")) for part in (subject, html or "", text or "")) > MAX_MESSAGE:
         raise RequestError(f"Content: larger than {MAX_MESSAGE} bytes")
     body = {name: _part(part) for name, part in (("Html", html), ("Text", text)) if part}
