@@ -8,7 +8,6 @@ to them `ledger`'s.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,28 +22,16 @@ from psycopg.types.json import Jsonb
 from mailpipe import address, segment, template
 from mailpipe.db import Connection, queries
 from mailpipe.errors import CampaignError
-from mailpipe.schedule import zones
+from mailpipe.schedule.when import Duration, When
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
 
 QUERIES = queries.beside(__file__)
 
 State = Literal["draft", "approved", "sending", "paused", "done", "cancelled"]
-_DURATION = re.compile(r"^(?:(\d+)h)?\s*(?:(\d+)m)?\s*(?:(\d+)s)?$")
 
 
-def parse_duration(text: object) -> object:
-    """`30m`, `1h30m`, `90s` or a number of seconds -> seconds."""
-    if isinstance(text, str) and not text.strip().isdigit():
-        match = _DURATION.match(text.strip())
-        if match is None or not match.group(0):
-            raise ValueError("expected a duration such as 30m, 1h30m or 90s")
-        hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        return hours * 3600 + minutes * 60 + seconds
-    return text
-
-
-class Spec(pydantic.BaseModel):
+class Spec(When):
     """A campaign file. The launch form in Dagster is made from this model too."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
@@ -57,7 +44,7 @@ class Spec(pydantic.BaseModel):
     parameters: Annotated[
         dict[str, Any],
         pydantic.Field(description="Values for the segment's parameters; the rest take their defaults"),
-    ] = {}
+    ] = {}  # noqa: RUF012 - pydantic copies it
     as_of: Annotated[
         datetime | None,
         pydantic.Field(description="The instant that the segment sees as now; empty: when frozen"),
@@ -76,8 +63,7 @@ class Spec(pydantic.BaseModel):
         Literal["normal", "low"], pydantic.Field(description="normal, or low: what can wait for the others")
     ] = "normal"
     finish_within: Annotated[
-        Annotated[int, pydantic.Field(gt=0)] | None,
-        pydantic.BeforeValidator(parse_duration),
+        Annotated[Duration, pydantic.Field(gt=0)] | None,
         pydantic.Field(
             description="Wanted length of the send, as 30m or in seconds; a plan that cannot meet it is refused"
         ),
@@ -85,27 +71,13 @@ class Spec(pydantic.BaseModel):
     chunk_size: Annotated[
         int, pydantic.Field(ge=100, le=1000, description="People that a sender thread leases at once")
     ] = 500
-    due_at: Annotated[
-        datetime | None, pydantic.Field(description="Not before this instant, with offset; empty: at once")
-    ] = None
-    default_timezone: Annotated[
-        str | None,
-        pydantic.Field(description="Zone of people without a known one; empty: MAILPIPE_DEFAULT_TIMEZONE"),
-    ] = None
 
-    @pydantic.field_validator("as_of", "due_at")
+    @pydantic.field_validator("as_of")
     @classmethod
-    def _needs_offset(cls, value: datetime | None) -> datetime | None:
+    def _needs_offset_too(cls, value: datetime | None) -> datetime | None:
         if value is not None and value.tzinfo is None:
             raise ValueError("needs an offset, for example 2026-11-27T09:00:00+01:00")
         return None if value is None else value.astimezone(UTC)
-
-    @pydantic.field_validator("default_timezone")
-    @classmethod
-    def _known_zone(cls, value: str | None) -> str | None:
-        if value is not None and zones.find(value) is None:
-            raise ValueError("not a zone of the IANA database, for example Asia/Ho_Chi_Minh")
-        return zones.find(value)
 
     @pydantic.field_validator("sender", "reply_to")
     @classmethod
@@ -194,7 +166,7 @@ def create(connection: Connection, settings: Settings, spec: Spec, *, author: st
                 "key": spec.key,
                 "spec": Jsonb(spec.model_dump(mode="json")),
                 "rate": spec.rate,
-                "due_at": spec.due_at,
+                "due_at": spec.first_due(),
                 "author": author,
             },
         ).fetchone()

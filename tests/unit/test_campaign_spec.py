@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mailpipe import address
-from mailpipe.campaign import Spec, parse, parse_duration, read_file
+from mailpipe.campaign import Spec, parse, read_file
 from mailpipe.errors import CampaignError
+from mailpipe.schedule.when import parse_duration
 
 LEAST: dict[str, Any] = {
     "key": "flash-sale",
