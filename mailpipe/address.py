@@ -109,3 +109,8 @@ def parts(text: str) -> tuple[str, str]:
     if len(name) > 1 and name.startswith('"') and name.endswith('"'):
         name = _quoted_pair.sub(r"\1", name[1:-1])
     return name, send_form(named[2])
+
+
+def domain(text: str) -> str:
+    """The domain of `address` or `Name <address>`, in lower case. Raises AddressError."""
+    return parts(text)[1].rpartition("@")[2]

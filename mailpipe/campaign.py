@@ -158,7 +158,7 @@ def create(connection: Connection, settings: Settings, spec: Spec, *, author: st
     """
     _person(author, "author")
     segment.bind(segment.find(settings.segments, spec.segment), spec.parameters, spec.as_of or datetime.now(UTC))
-    template.load(settings.templates, spec.template)
+    _for_campaigns(settings, spec.template, spec.sender)
     with connection.transaction():
         row = connection.execute(
             QUERIES["create"],
@@ -216,6 +216,7 @@ def approve(connection: Connection, settings: Settings, ses: Ses, key: str, *, a
         raise CampaignError(f"campaign {key!r} is {found.state}; only a draft can be approved")
     if approver.strip().casefold() == found.author.strip().casefold():
         raise CampaignError(f"campaign {key!r}: its author cannot approve it; another person must")
+    _for_campaigns(settings, found.spec.template, found.spec.sender)
     version = publish(connection, settings, ses, found.spec.template)
     _move(connection, found, "approve", approver, {"template_version": version, "approver": approver})
     return get(connection, key)
@@ -230,6 +231,20 @@ def publish(connection: Connection, settings: Settings, ses: Ses, name: str) -> 
         {"name": content.version, "template": name, "content": Jsonb(content.to_json())},
     )
     return content.version
+
+
+def _for_campaigns(settings: Settings, template_name: str, sender: str) -> None:
+    """Refuse what belongs to transactional mail: a template without an unsubscribe link, and its From domain."""
+    if template.load(settings.templates, template_name).transactional:
+        raise CampaignError(
+            f"template {template_name}: is transactional and has no unsubscribe link; a campaign needs one that has"
+        )
+    own = settings.transactional_sender
+    if own is not None and address.domain(own) == address.domain(sender):
+        raise CampaignError(
+            f"sender: the domain {address.domain(sender)} is that of transactional mail"
+            " (MAILPIPE_TRANSACTIONAL_SENDER), whose good name a campaign would use up; send from another one"
+        )
 
 
 def published_template(connection: Connection, version: str) -> template.Template:
@@ -346,6 +361,7 @@ def change(
             raise CampaignError(f"campaign {key!r} is sending; pause it before its template is changed")
         template.load(settings.templates, template_name)
         if version is not None:
+            _for_campaigns(settings, template_name, found.spec.sender)
             version = publish(connection, settings, ses, template_name)
     spec = found.spec.model_copy(update={"rate": rate or found.rate, "template": template_name or found.spec.template})
     with connection.transaction():

@@ -21,8 +21,9 @@ SELECT campaign_id, key, state, state_reason, spec, template_version, rate, due_
 FROM mailpipe.campaign ORDER BY campaign_id DESC;
 
 -- name: keep_template
+-- A version that is published again is the latest one again: messages name the template and get the latest.
 INSERT INTO mailpipe.template_version (name, template, content) VALUES (:name, :template, :content)
-ON CONFLICT (name) DO NOTHING;
+ON CONFLICT (name) DO UPDATE SET published_at = clock_timestamp();
 
 -- name: template
 SELECT content FROM mailpipe.template_version WHERE name = :name;

@@ -14,7 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mailpipe import lane
 from mailpipe.errors import SettingsError
+from mailpipe.lane import Lane, LaneName
 
 DEFAULT_CONSENT = """\
 EXISTS (SELECT FROM users u
@@ -39,6 +41,15 @@ class Settings:
     """The SES region (MAILPIPE_SES_REGION, else AWS_REGION). Quotas are per account and region."""
     configuration_set: str = "mailpipe-marketing"
     """The SES configuration set of campaigns (MAILPIPE_CONFIGURATION_SET): its switch stops marketing alone."""
+    transactional_configuration_set: str = "mailpipe-transactional"
+    """The SES configuration set of messages (MAILPIPE_TRANSACTIONAL_CONFIGURATION_SET). Never that of campaigns: their bounces and
+    complaints must not stop a login code."""
+    transactional_sender: str | None = None
+    """From of messages that name none (MAILPIPE_TRANSACTIONAL_SENDER), as `Shop <login@notify.example.com>`. Its domain must be no
+    campaign's. Must be set when mail leaves for real."""
+    lanes: Mapping[LaneName, Lane] = field(default_factory=lambda: lane.DEFAULTS)
+    """How messages are worked (MAILPIPE_LANE_CRITICAL, _HIGH, _NORMAL, _LOW), as `unknown=hold validity=300 workers=10-40`. `lane`
+    has the fields and their defaults."""
     rate: float | None = None
     """Ceiling for all campaigns together (MAILPIPE_RATE). The account's own limit applies if it is smaller."""
     threads: int | None = None
@@ -124,6 +135,10 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         ses_endpoint=environ.get("MAILPIPE_SES_ENDPOINT") or None,
         ses_region=environ.get("MAILPIPE_SES_REGION") or environ.get("AWS_REGION") or Settings.ses_region,
         configuration_set=environ.get("MAILPIPE_CONFIGURATION_SET") or Settings.configuration_set,
+        transactional_configuration_set=environ.get("MAILPIPE_TRANSACTIONAL_CONFIGURATION_SET")
+        or Settings.transactional_configuration_set,
+        transactional_sender=environ.get("MAILPIPE_TRANSACTIONAL_SENDER") or None,
+        lanes={name: _lane(environ, default) for name, default in lane.DEFAULTS.items()},
         rate=_positive(environ, "MAILPIPE_RATE", None),
         threads=None if threads is None else int(threads),
         consent=environ.get("MAILPIPE_CONSENT") or DEFAULT_CONSENT,
@@ -143,7 +158,28 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     )
     if not settings.is_local and not settings.public_url.startswith("https://"):
         raise SettingsError("MAILPIPE_PUBLIC_URL: must start with https:// when mail leaves through AWS (RFC 8058)")
+    if settings.configuration_set == settings.transactional_configuration_set:
+        raise SettingsError(
+            "MAILPIPE_TRANSACTIONAL_CONFIGURATION_SET: is that of campaigns too (MAILPIPE_CONFIGURATION_SET); give messages one of"
+            " their own, else the complaints about a campaign stop login codes"
+        )
     return settings
+
+
+def transactional_sender(settings: Settings) -> str:
+    """From of messages that name none; locally, where no mail can leave, there is one that nobody has to set.
+
+    Raises:
+        SettingsError: mail would leave for real and MAILPIPE_TRANSACTIONAL_SENDER is not set.
+    """
+    if settings.transactional_sender:
+        return settings.transactional_sender
+    if not settings.is_local:
+        raise SettingsError(
+            "MAILPIPE_TRANSACTIONAL_SENDER: not set. Give an address at a domain that no campaign uses, such as"
+            " `Shop <login@notify.example.com>`"
+        )
+    return "Shop <login@notify.example.com>"
 
 
 def unsubscribe_keys(settings: Settings) -> str:
@@ -194,6 +230,14 @@ def _checkout(start: Path) -> Path:
         if (folder / "workspace.yaml").is_file() and (folder / "assets").is_dir():
             return folder
     return start
+
+
+def _lane(environ: Mapping[str, str], default: Lane) -> Lane:
+    name = f"MAILPIPE_LANE_{default.name.upper()}"
+    try:
+        return lane.changed(default, environ.get(name, ""))
+    except ValueError as error:
+        raise SettingsError(f"{name}: {error}") from None
 
 
 def _positive(environ: Mapping[str, str], name: str, default: float | None) -> float | None:

@@ -98,6 +98,8 @@ class Template:
     html: str
     text: str
     variables: Mapping[str, Variable]
+    transactional: bool = False
+    """For messages: it has no unsubscribe link, and no campaign may use it."""
 
     def published(self) -> Content:
         """The parts as they are stored at SES: every tag `{{key}}`, the keys being those of `data`."""
@@ -111,16 +113,16 @@ class Template:
         text = json.dumps([self.to_json(), published], sort_keys=True)
         return f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    def data(self, values: Mapping[str, object], *, unsubscribe_url: str) -> dict[str, str]:
+    def data(self, values: Mapping[str, object], *, unsubscribe_url: str | None) -> dict[str, str]:
         """The flat replacement data of one person: every key that the published parts use, all of them
-        strings.
+        strings. `unsubscribe_url` is None for a transactional template, which has no such link.
 
         A declared variable that is absent, None or blank takes its default; without one, MissingVariable is
         raised. Raises ValueError when `unsubscribe_url` is not fit to stand in HTML as it is.
         """
-        if _needs_escape(unsubscribe_url):
+        if unsubscribe_url is not None and _needs_escape(unsubscribe_url):
             raise ValueError("the unsubscribe link holds characters that HTML would have to escape")
-        data = {UNSUBSCRIBE: unsubscribe_url}
+        data = {} if unsubscribe_url is None else {UNSUBSCRIBE: unsubscribe_url}
         for field in self._fields:
             value = values.get(field.name)
             text = value if type(value) is str else _as_text(value)
@@ -136,7 +138,7 @@ class Template:
                 data[field.escaped] = escape(text) if _needs_escape(text) else text
         return data
 
-    def render(self, values: Mapping[str, object], *, unsubscribe_url: str) -> Rendered:
+    def render(self, values: Mapping[str, object], *, unsubscribe_url: str | None) -> Rendered:
         """What the provider will make of it for one person, for previews and tests. Raises as `data` does."""
         data = self.data(values, unsubscribe_url=unsubscribe_url)
         render: Callable[[str, dict[str, str]], str] = Renderer(escape=_identity, missing_tags="strict").render
@@ -146,7 +148,8 @@ class Template:
     def sample(self) -> Rendered:
         """The mail with the sample value of every variable."""
         samples = {variable.name: variable.sample for variable in self.variables.values()}
-        return self.render(samples, unsubscribe_url="https://unsubscribe.example.com/u/sample")
+        url = None if self.transactional else "https://unsubscribe.example.com/u/sample"
+        return self.render(samples, unsubscribe_url=url)
 
     def to_json(self) -> dict[str, Any]:
         """All of the template, so that a sending campaign never reads the folder again."""
@@ -164,6 +167,7 @@ class Template:
                 }
                 for name, variable in self.variables.items()
             },
+            **({"transactional": True} if self.transactional else {}),
         }
 
     @classmethod
@@ -175,6 +179,7 @@ class Template:
             html=stored["html"],
             text=stored["text"],
             variables={name: Variable(name=name, **fields) for name, fields in stored["variables"].items()},
+            transactional=stored.get("transactional", False),
         )
 
     @cached_property
@@ -224,20 +229,21 @@ def load(folder: Path, name: str) -> Template:
     if not (home / "template.yaml").is_file():
         known = ", ".join(list_templates(folder)) or "none"
         raise TemplateError(f"template {name}: there is no {home / 'template.yaml'}; known templates: {known}")
-    variables = _read_variables(home / "template.yaml")
+    variables, transactional = _read_declaration(home / "template.yaml")
     subject_path, html_path, text_path = (home / part for part in PARTS)
     subject, html, text = _read(subject_path).strip(), _read(html_path), _read(text_path)
     _check_subject(subject_path, subject)
     declared = {variable.name: variable.html for variable in variables.values()}
-    used = check_tags(html_path, html, declared) | check_tags(text_path, text, declared)
-    used |= check_tags(subject_path, subject, declared)
+    used = set[str]()
+    for path, part in ((subject_path, subject), (html_path, html), (text_path, text)):
+        used |= check_tags(path, part, declared, transactional=transactional)
     check_html(html_path, html)
     if unused := [variable for variable in variables if variable not in used]:
         raise TemplateError(
             f"{home / 'template.yaml'}: no part uses the variable {unused[0]}; use it or remove it, because"
             " a person without a value for it would get no mail"
         )
-    template = Template(name, subject, html, text, variables)
+    template = Template(name, subject, html, text, variables, transactional)
     content = template.published()
     if sum(len(part.encode()) for part in (content.subject, content.html, content.text)) > MAX_BYTES:
         raise TemplateError(f"template {name}: its parts are larger than {MAX_BYTES // 1024} KB together")
@@ -254,7 +260,8 @@ def _read(path: Path) -> str:
         raise TemplateError(f"{path}: cannot be read: {reason}") from error
 
 
-def _read_variables(path: Path) -> dict[str, Variable]:
+def _read_declaration(path: Path) -> tuple[dict[str, Variable], bool]:
+    """The declared variables, and whether the template is transactional."""
     try:
         document = yaml.safe_load(_read(path))
     except yaml.MarkedYAMLError as error:
@@ -262,9 +269,12 @@ def _read_variables(path: Path) -> dict[str, Variable]:
         raise TemplateError(f"{path}:{line}: not YAML: {error.problem}") from error
     except yaml.YAMLError as error:
         raise TemplateError(f"{path}: not YAML: {error}") from error
-    declared = _fields_of(path, "template.yaml", document, {"description", "variables"})
+    declared = _fields_of(path, "template.yaml", document, {"description", "transactional", "variables"})
     if not isinstance(declared.get("description", ""), str):
         raise TemplateError(f"{path}: description: expected a text")
+    transactional = declared.get("transactional", False)
+    if not isinstance(transactional, bool):
+        raise TemplateError(f"{path}: transactional: expected true or false")
     variables = declared.get("variables") or {}
     if not isinstance(variables, dict):
         raise TemplateError(f"{path}: variables: expected `name: {{sample: ...}}` for each variable")
@@ -274,7 +284,7 @@ def _read_variables(path: Path) -> dict[str, Variable]:
             raise TemplateError(
                 f"{path}: variables: {_escaped_key(name)} is the name of {name}'s escaped value; rename one"
             )
-    return parsed
+    return parsed, transactional
 
 
 def _variable(path: Path, name: str, given: object) -> Variable:

@@ -21,12 +21,12 @@ _element = re.compile(rf"</?(?:{TAG.pattern})")
 _quoted = re.compile(r"""=\s*(?:"[^"]*"|'[^']*')""")
 
 
-def check_tags(path: Path, part: str, declared: Mapping[str, bool]) -> set[str]:
+def check_tags(path: Path, part: str, declared: Mapping[str, bool], *, transactional: bool = False) -> set[str]:
     """The variables that a part uses; `declared` says of each one whether its values are HTML.
 
     Raises TemplateError with file and line for a tag that is not declared, that would insert a value raw
     where that is not safe, or that an engine might read as something else; where mail needs the unsubscribe
-    link, for its absence.
+    link, for its absence, and in a `transactional` template for its presence.
     """
     end = 0
     used = set()
@@ -49,7 +49,9 @@ def check_tags(path: Path, part: str, declared: Mapping[str, bool]) -> set[str]:
         used.add(name)
         end = match.end()
     _check_between(path, part, end, len(part))
-    if path.stem == "body" and UNSUBSCRIBE not in used:
+    if transactional and UNSUBSCRIBE in used:
+        raise TemplateError(f"{path}: a transactional mail has no unsubscribe link; remove {{{{{UNSUBSCRIBE}}}}}")
+    if path.stem == "body" and not transactional and UNSUBSCRIBE not in used:
         raise TemplateError(f"{path}: every mail needs the unsubscribe link; add {{{{{UNSUBSCRIBE}}}}}")
     return used
 

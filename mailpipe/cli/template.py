@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mailpipe import template
+from mailpipe import campaign, template
 from mailpipe.cli import session
 from mailpipe.cli.failure import Mistake
 from mailpipe.cli.output import dump, facts, show, table
@@ -59,6 +59,23 @@ def preview(name: str, part: str | None, as_json: bool) -> None:
         show(facts({"template": loaded.name, "version": loaded.version, "subject": mail.subject}))
         click.echo(f"\n{mail.text}")
         click.echo(f"The HTML part: mailpipe template preview {name} --part html > {name}.html")
+
+
+@command.command(epilog="Example: mailpipe template publish login_code")
+@click.argument("name")
+@json_option
+def publish(name: str, as_json: bool) -> None:
+    """Publish a template for messages, under a name that never changes. From now on messages that name it get this content.
+
+    Campaigns publish theirs when they are approved.
+    """
+    config = session.load()
+    with session.database(config) as database, session.ses(config) as ses, database.connection() as connection:
+        version = campaign.publish(connection, config, ses, name)
+    if as_json:
+        dump({"template": name, "version": version})
+    else:
+        click.echo(f"template {name} is published as {version}")
 
 
 def _listed(one: template.Template) -> dict[str, object]:

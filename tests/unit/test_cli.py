@@ -33,7 +33,7 @@ def test_the_commands_are_those_that_are_documented() -> None:
         "dev",
         *(f"db {name}" for name in ("confirm-restore", "start", "stop", "upgrade", "url")),
         *(f"segment {name}" for name in ("list", "preview")),
-        *(f"template {name}" for name in ("list", "preview")),
+        *(f"template {name}" for name in ("list", "preview", "publish")),
         *(f"campaign {name}" for name in ("create", "list", "show", "plan", "approve", "snapshot", "start", "pause")),
         *(f"campaign {name}" for name in ("resume", "cancel", "set", "progress", "who", "export")),
         *(f"campaign unknown {name}" for name in ("list", "export", "resolve")),

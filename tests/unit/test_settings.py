@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mailpipe.errors import SettingsError
-from mailpipe.settings import Settings, load, unsubscribe_keys
+from mailpipe.lane import DEFAULTS
+from mailpipe.settings import Settings, load, transactional_sender, unsubscribe_keys
 
 
 def test_without_anything_said_everything_has_a_safe_default(tmp_path: Path) -> None:
@@ -89,7 +90,9 @@ def test_no_secret_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [field for field in fields(Settings) if field.name not in ("home", "var")], ids=lambda field: field.name
+    "field",
+    [field for field in fields(Settings) if field.name not in ("home", "var", "lanes")],
+    ids=lambda field: field.name,
 )
 def test_every_setting_is_read_from_the_variable_of_its_name(field: Field[object]) -> None:
     value = "1" if field.name == "allow_unsafe_durability" else "77"
@@ -105,3 +108,30 @@ def test_settings_cannot_be_changed(tmp_path: Path) -> None:
     assert replace(found, rate=5.0).rate == 5.0
     assert found.segments == tmp_path / "assets" / "segments"
     assert found.templates == tmp_path / "assets" / "templates"
+
+
+def test_lanes_are_changed_one_field_at_a_time() -> None:
+    found = load({"MAILPIPE_LANE_CRITICAL": "unknown=hold, validity=300 workers=2-9"}).lanes
+    assert (found["critical"].unknown, found["critical"].validity) == ("hold", 300.0)
+    assert (found["critical"].least, found["critical"].most) == (2, 9)
+    assert found["critical"].poll == DEFAULTS["critical"].poll
+    assert found["low"] == DEFAULTS["low"]
+
+
+@pytest.mark.parametrize(
+    "text", ["fast", "speed=1", "unknown=forget", "workers=9-5", "workers=0-5", "poll=-1", "batch=1.5", "name=low"]
+)
+def test_a_lane_that_cannot_be_is_refused_by_name(text: str) -> None:
+    with pytest.raises(SettingsError, match="MAILPIPE_LANE_HIGH"):
+        load({"MAILPIPE_LANE_HIGH": text})
+
+
+def test_campaigns_and_messages_never_share_a_configuration_set() -> None:
+    with pytest.raises(SettingsError, match="MAILPIPE_TRANSACTIONAL_CONFIGURATION_SET"):
+        load({"MAILPIPE_CONFIGURATION_SET": "one", "MAILPIPE_TRANSACTIONAL_CONFIGURATION_SET": "one"})
+
+
+def test_a_sender_of_messages_is_needed_only_where_mail_leaves(tmp_path: Path) -> None:
+    assert transactional_sender(load({}))
+    with pytest.raises(SettingsError, match="MAILPIPE_TRANSACTIONAL_SENDER"):
+        transactional_sender(load(REAL))
