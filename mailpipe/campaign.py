@@ -404,6 +404,11 @@ def note(
     _audit(connection, campaign_id, actor, action, detail)
 
 
+def topics(connection: Connection) -> list[str]:
+    """The topics of campaigns that people have got mail of."""
+    return [topic for (topic,) in connection.execute(QUERIES["topics"])]
+
+
 def history(connection: Connection, campaign_id: int) -> list[dict[str, Any]]:
     """What people ordered, oldest first: at, actor, action, detail."""
     rows = connection.execute(QUERIES["history"], {"campaign_id": campaign_id}).fetchall()

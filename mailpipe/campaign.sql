@@ -82,3 +82,6 @@ SELECT at, actor, action, detail FROM mailpipe.audit WHERE campaign_id = :campai
 
 -- name: audit
 INSERT INTO mailpipe.audit (campaign_id, actor, action, detail) VALUES (:campaign_id, :actor, :action, :detail);
+
+-- name: topics
+SELECT DISTINCT spec ->> 'topic' FROM mailpipe.campaign WHERE state IN ('sending', 'paused', 'done') AND spec ? 'topic' ORDER BY 1;

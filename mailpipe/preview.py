@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from mailpipe import provider
 from mailpipe import segment as segments
 from mailpipe.db import Connection, Database
 from mailpipe.segment import Column, Segment
@@ -27,16 +28,6 @@ LOOKED_AT = 1000
 SHARED_BY = 10
 """A text of the sample is shown when at least this many of the rows looked at have it, else masked."""
 
-# Mail providers by the first label of a domain, because most have a domain in each country.
-_PROVIDERS = {
-    "gmail": "Gmail", "googlemail": "Gmail",
-    "outlook": "Microsoft", "hotmail": "Microsoft", "live": "Microsoft", "msn": "Microsoft",
-    "yahoo": "Yahoo", "ymail": "Yahoo", "rocketmail": "Yahoo", "aol": "Yahoo",
-    "icloud": "Apple", "me": "Apple", "mac": "Apple",
-    "gmx": "GMX", "web": "GMX", "proton": "Proton", "protonmail": "Proton", "naver": "Naver",
-    "qq": "Tencent", "163": "NetEase", "126": "NetEase", "yandex": "Yandex", "mail": "Mail.ru",
-    "wanadoo": "Orange", "orange": "Orange",
-}  # fmt: skip
 _OWN_DOMAIN = "own domain"
 
 
@@ -159,4 +150,4 @@ SELECT 'all', NULL, count(*), count(DISTINCT user_id), ARRAY[{missing}] FROM seg
 
 
 def _provider(label: object) -> str | None:
-    return _PROVIDERS.get(str(label), _OWN_DOMAIN) if label else None
+    return (provider.of(str(label)) or _OWN_DOMAIN) if label else None

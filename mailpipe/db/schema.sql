@@ -8,7 +8,7 @@
 --
 -- Who may write what: campaign.py `campaign`, `template_version`, `audit`; snapshot.py `snapshot`, `recipient` and new `chunk`s;
 -- ledger.py all that changes in `chunk`, `call` and `outcome`; event.py `event_mask`; suppression.py `suppression`, `suppression_removed` and `opt_out`; pace.py `pace`;
--- identity.py `instance`.
+-- identity.py `instance`; scanner_guard.py `unsubscribe_minute`.
 
 CREATE SCHEMA mailpipe;
 
@@ -194,6 +194,15 @@ CREATE TABLE mailpipe.opt_out (
     source    text NOT NULL,
     at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (person_id, topic)
+);
+
+-- How many people of a mail domain have opted out in a minute, for the last minutes: a mail gateway that presses buttons is noticed.
+CREATE TABLE mailpipe.unsubscribe_minute (
+    domain  text NOT NULL,
+    minute  timestamptz NOT NULL,
+    people  integer NOT NULL CHECK (people >= 1),
+    alarmed boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (domain, minute)
 );
 
 -- One row: which database this is, and when it was last sent with. A file outside of it remembers the same (identity.py), so a dump

@@ -37,7 +37,7 @@ def test_a_database_with_another_schema_is_not_ready_although_the_process_is_ali
 def test_a_database_that_is_away_is_not_ready(database: Database, web_settings: Settings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    away = Database(database.url.set(host="127.0.0.1", port=port))
+    away = Database(database.url.set(query={}, host="127.0.0.1", port=port))
     with serving(web_settings, away) as web:
         answer = web.ask("GET", "/readyz")
     assert answer.status == 503

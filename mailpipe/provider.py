@@ -1,0 +1,19 @@
+"""Which mail provider a domain belongs to, as far as its name tells. No look-ups: the host of a domain is not asked for."""
+
+from __future__ import annotations
+
+# By the first label of a domain, because most have a domain in each country.
+_PROVIDERS = {
+    "gmail": "Gmail", "googlemail": "Gmail",
+    "outlook": "Microsoft", "hotmail": "Microsoft", "live": "Microsoft", "msn": "Microsoft",
+    "yahoo": "Yahoo", "ymail": "Yahoo", "rocketmail": "Yahoo", "aol": "Yahoo",
+    "icloud": "Apple", "me": "Apple", "mac": "Apple",
+    "gmx": "GMX", "web": "GMX", "proton": "Proton", "protonmail": "Proton", "naver": "Naver",
+    "qq": "Tencent", "163": "NetEase", "126": "NetEase", "yandex": "Yandex", "mail": "Mail.ru",
+    "wanadoo": "Orange", "orange": "Orange",
+}  # fmt: skip
+
+
+def of(label: str) -> str | None:
+    """The provider of a domain by its first label (`gmail`); None when it is nobody whom many people share."""
+    return _PROVIDERS.get(label)
