@@ -138,10 +138,13 @@ def _undo(connection: Connection, person: Person, form: FormData) -> bool:  # no
 
 
 def _choose(connection: Connection, person: Person, form: FormData) -> bool:
-    """What is checked is wanted. Only topics that the page offered are looked at."""
-    wanted = set(map(str, form.getlist("want")))
+    """What is checked is wanted. Only topics that the page offered are looked at; who wants one wants some marketing."""
+    offered = Choice.of(connection, person).offered
+    wanted = {str(topic) for topic in form.getlist("want") if topic in offered}
     news = False
-    for topic in Choice.of(connection, person).offered:
+    if wanted:
+        suppression.resubscribe(connection, person.user_id, MARKETING)
+    for topic in offered:
         if topic in wanted:
             suppression.resubscribe(connection, person.user_id, topic)
         else:
@@ -155,18 +158,20 @@ class Choice:
     def __init__(self, topic: str, opted_out: Collection[str], known: Collection[str]) -> None:
         self.topic = topic
         self.opted_out = frozenset(opted_out)
-        others = {topic, *known, *opted_out} - {MARKETING}
-        self.offered = [MARKETING, *sorted(others)]
+        self.offered = sorted({topic, *known, *opted_out} - {MARKETING})
 
     @classmethod
     def of(cls, connection: Connection, person: Person) -> Choice:
         opted_out = [one.topic for one in suppression.opt_outs(connection, person.user_id)]
         return cls(person.topic, opted_out, campaign.topics(connection))
 
+    def wants(self, topic: str) -> bool:
+        return self.opted_out.isdisjoint(suppression.topics(topic))
+
     @property
     def is_out(self) -> bool:
         """Whether they get no mail of the link's topic."""
-        return not self.opted_out.isdisjoint(suppression.topics(self.topic))
+        return not self.wants(self.topic)
 
 
 class Speech:
@@ -224,13 +229,10 @@ class Speech:
         return self._texts[f"{key}_all"] if topic == MARKETING else self._texts[key].replace("{topic}", _name(topic))
 
     def _boxes(self, choice: Choice) -> list[Box]:
-        """A choice is worth offering when there are topics beside all of marketing."""
-        if choice.offered == [MARKETING]:
+        """Topics to choose from; of one alone the buttons say enough."""
+        if len(choice.offered) < 2:
             return []
-        return [
-            Box(topic, self._texts["everything"] if topic == MARKETING else _name(topic), topic not in choice.opted_out)
-            for topic in choice.offered
-        ]
+        return [Box(topic, _name(topic), choice.wants(topic)) for topic in choice.offered]
 
 
 def _name(topic: str) -> str:

@@ -133,9 +133,17 @@ def test_topics_are_chosen_one_by_one_and_only_those_that_were_offered(web: Web)
     text = web.ask("GET", path).data.decode()
     assert 'value="sale_news" checked> sale news</label>' in text
     assert 'value="tips"> tips</label>' in text
-    assert 'value="marketing" checked> all marketing mail</label>' in text
-    chosen = web.ask("POST", path, body="page=1&action=topics&want=marketing&want=tips&want=made-up", headers=FORM)
+    chosen = web.ask("POST", path, body="page=1&action=topics&want=tips&want=made-up", headers=FORM)
     assert "Your choice is saved" in chosen.data.decode()
+    assert opted_out(web.database) == {("42", "sale_news")}
+
+
+def test_who_has_stopped_all_marketing_and_chooses_a_topic_gets_that_topic_alone(web: Web) -> None:
+    path = link(web, topic="sale_news")
+    post(web, link(web, topic="tips"), **{"List-Unsubscribe": "One-Click"})
+    post(web, path, page="1", action="all")
+    assert "checked" not in web.ask("GET", path).data.decode()
+    post(web, path, page="1", action="topics", want="tips")
     assert opted_out(web.database) == {("42", "sale_news")}
 
 
