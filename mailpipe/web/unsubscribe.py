@@ -226,7 +226,11 @@ class Speech:
         return page(self._lang, self._texts["later_title"], [self._texts["later"]], status=status, headers=headers)
 
     def _about(self, key: str, topic: str) -> str:
-        return self._texts[f"{key}_all"] if topic == MARKETING else self._texts[key].replace("{topic}", _name(topic))
+        if topic == MARKETING:
+            return self._texts[f"{key}_all"]
+        # Isolated (UAX 9), or the quotation marks around a Latin name go astray in a line from right to left.
+        name = f"\u2068{_name(topic)}\u2069" if self._texts["dir"] == "rtl" else _name(topic)
+        return self._texts[key].replace("{topic}", name)
 
     def _boxes(self, choice: Choice) -> list[Box]:
         """Topics to choose from; of one alone the buttons say enough."""
