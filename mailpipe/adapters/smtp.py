@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from mailpipe.adapters.mime import Renderer, Unfit, build, message_id
-from mailpipe.adapters.protocol import Mail
-from mailpipe.adapters.smtp_session import Down, Pool, Server, Session
+from mailpipe.adapters.pool import Pool
+from mailpipe.adapters.protocol import Mail, wait
+from mailpipe.adapters.smtp_session import Down, Server, Session
 from mailpipe.address import parts
 from mailpipe.ses.answer import Answer, Kind, Result, whole_call_refused
-from mailpipe.ses.client import SlotMissed
 
 MOST = 10
 """Mails of a call. They leave one after the other, so the last one leaves later than its slot by the time of the others."""
@@ -29,7 +29,8 @@ class SmtpAdapter:
     most = MOST
 
     def __init__(self, server: Server, *, context: ssl.SSLContext | None = None) -> None:
-        self._pool = Pool(server, context or ssl.create_default_context())
+        trusting = context or ssl.create_default_context()
+        self._pool = Pool(lambda: Session(server, trusting))
         self._renderer = Renderer()
 
     def shares(self, mail: Mail) -> Literal["all"]:  # noqa: ARG002
@@ -51,7 +52,7 @@ class SmtpAdapter:
             session = self._pool.take()
             try:
                 session.open()
-                since = _wait(slot_at, lateness)
+                since = wait(slot_at, lateness)
                 halt = _converse(session, ready, results)
             except Down as down:
                 halt = down.verdict.halt
@@ -102,12 +103,3 @@ def _converse(session: Session, ready: Sequence[tuple[int, _Ready]], results: di
 def _leave_rest(ready: Sequence[tuple[int, _Ready]], results: dict[int, Result], result: Result) -> None:
     for position, _ in ready:
         results.setdefault(position, result)
-
-
-def _wait(slot_at: float | None, lateness: float) -> float:
-    """Wait for the slot; answers when it began. Raises SlotMissed."""
-    if slot_at is not None:
-        time.sleep(max(0.0, slot_at - time.monotonic()))
-        if time.monotonic() > slot_at + lateness:
-            raise SlotMissed
-    return time.monotonic()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import smtplib
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,8 +26,6 @@ _SCHEMES: dict[str, tuple[Literal["plain", "starttls", "tls"], int]] = {
     "smtp+starttls": ("starttls", 587),
     "smtps": ("tls", 465),
 }
-_IDLE = 30.0
-"""Seconds after which an unused connection is closed by us; many servers close it after some minutes."""
 
 
 @dataclass(frozen=True)
@@ -220,38 +217,6 @@ class Session:
             code = 0
         if code != 250:
             self.close()
-
-
-class Pool:
-    """Open connections that nobody uses at the moment: as many threads send at once, so many there are."""
-
-    def __init__(self, server: Server, context: ssl.SSLContext) -> None:
-        self._server = server
-        self._context = context
-        self._idle: list[Session] = []
-        self._lock = threading.Lock()
-
-    def take(self) -> Session:
-        """The connection that was used last, or a new one that is not open yet."""
-        now = time.monotonic()
-        with self._lock:
-            session = self._idle.pop() if self._idle else Session(self._server, self._context)
-            old = [one for one in self._idle if now - one.used > _IDLE]
-            self._idle = [one for one in self._idle if now - one.used <= _IDLE]
-        for one in old:
-            one.close()
-        return session
-
-    def give(self, session: Session) -> None:
-        if session.is_open:
-            with self._lock:
-                self._idle.append(session)
-
-    def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for session in idle:
-            session.close()
 
 
 def _down(halt: str) -> Down:
