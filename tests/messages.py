@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import Any
 
 from mailpipe import campaign, outbox
+from mailpipe.lane import NAMES, LaneName
+from mailpipe.lanes import run
 from mailpipe.outbox import Accepted, Message
-from tests.support import World
+from tests.support import World, wait_for
 
 TEMPLATE = {
     "template.yaml": "description: For tests\ntransactional: true\n"
@@ -57,3 +63,82 @@ def clean(world: World) -> None:
     world.execute(
         "TRUNCATE mailpipe.message, mailpipe.outbox, mailpipe.outbox_claim, mailpipe.message_call, mailpipe.lane_worker"
     )
+
+
+@contextmanager
+def working(
+    world: World, *, names: Sequence[LaneName] = NAMES, lease: float = 10.0, alone: bool = True, **changes: Any
+) -> Iterator[Event]:
+    """A process of `mailpipe lanes`, here as a thread; `changes` are fields of the settings. Ends gracefully; `alone`: and leaves
+    nothing in anybody's hands."""
+    config = world.with_settings(database_url=world.database.url.render_as_string(hide_password=False), **changes)
+    stop, ready, faults = Event(), Event(), []
+
+    def work() -> None:
+        try:
+            run.run(
+                config, world.ses, endpoint=world.stand_in.url, lanes=names, stop=stop, ready=ready.set, lease=lease
+            )
+        except BaseException as fault:
+            faults.append(fault)
+        ready.set()
+
+    thread = Thread(target=work)
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield stop
+    finally:
+        stop.set()
+        thread.join(30)
+    if faults:
+        raise faults[0]
+    assert not thread.is_alive(), "the lanes do not stop"
+    if alone:
+        assert world.execute("SELECT count(*) FROM mailpipe.outbox_claim") == [(0,)], "something was not given back"
+        assert world.execute("SELECT count(*) FROM mailpipe.lane_worker") == [(0,)]
+
+
+def states(world: World) -> dict[str, int]:
+    return dict(world.execute("SELECT state, CAST(count(*) AS int) FROM mailpipe.message GROUP BY state"))
+
+
+def wait_until(world: World, **wanted: int) -> None:
+    """Wait until there are so many messages in each state, and none in another."""
+    wait_for(lambda: states(world) == wanted, f"{wanted}, but there are {states(world)}", seconds=30)
+
+
+def accepted(world: World) -> Counter[tuple[str, int]]:
+    """How often the provider has accepted each attempt of each message."""
+    return Counter(
+        (line["tags"]["message"], int(line["attempt"]))
+        for line in world.stand_in.journal()
+        if "message" in line["tags"]
+    )
+
+
+def keep_promises(world: World) -> None:
+    """Check the messages of the database against the stand-in's journal.
+
+    At most one accepted mail per message and attempt; a second attempt only after an open call; every `sent` is in the journal, and
+    whatever is in it is `sent`, `unknown`, waits for its second attempt, or failed after the provider had taken it; a message waits
+    in exactly one place.
+    """
+    journal = accepted(world)
+    assert not [one for one, times in journal.items() if times > 1], "an attempt was accepted twice"
+    rows = world.execute(
+        "SELECT CAST(message_id AS text), state, attempt, calls,"
+        " (SELECT count(*) FROM mailpipe.outbox o WHERE o.message_id = m.message_id),"
+        " (SELECT count(*) FROM mailpipe.outbox_claim c WHERE c.message_id = m.message_id) FROM mailpipe.message m"
+    )
+    numbers = defaultdict(list)
+    for one, number in journal:
+        numbers[one].append(number)
+    for message_id, state, attempt, calls, waiting, held in rows:
+        attempts = numbers[message_id]
+        assert all(number <= attempt <= calls + 1 for number in attempts)
+        assert waiting + held == (1 if state in ("pending", "sending") else 0), f"{state}: {waiting} + {held}"
+        if state == "sent":
+            assert attempts, "called sent, and never accepted"
+        if attempts:
+            assert state in ("sent", "unknown", "sending", "failed") or (state == "pending" and attempt > max(attempts))

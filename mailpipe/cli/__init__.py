@@ -17,6 +17,8 @@ COMMANDS = {
     "demo": "demo",
     "dev": "dev",
     "events": "events",
+    "lanes": "lanes",
+    "message": "message",
     "reconcile": "reconcile",
     "segment": "segment",
     "ses-simulator": "ses_simulator",

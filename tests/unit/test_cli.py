@@ -38,6 +38,8 @@ def test_the_commands_are_those_that_are_documented() -> None:
         *(f"campaign {name}" for name in ("resume", "cancel", "set", "progress", "who", "export")),
         *(f"campaign unknown {name}" for name in ("list", "export", "resolve")),
         "events ingest",
+        "lanes",
+        *(f"message {name}" for name in ("send", "show", "list", "cancel", "requeue", "depths")),
         "reconcile",
         "ses-simulator",
         "web",
@@ -58,7 +60,7 @@ def test_every_command_that_answers_with_data_can_do_so_in_json() -> None:
         for path, command in EVERY.items()
         if not isinstance(command, click.Group) and "as_json" not in [option.name for option in command.params]
     }
-    assert without == {"dev", "ses-simulator", "web"}
+    assert without == {"dev", "lanes", "ses-simulator", "web"}
 
 
 @pytest.mark.parametrize(

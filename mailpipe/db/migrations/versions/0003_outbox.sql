@@ -156,3 +156,10 @@ CREATE FUNCTION mailpipe.mailed(events jsonb) RETURNS boolean LANGUAGE sql IMMUT
                    WHERE split_part(k, '/', 1) NOT IN ('reject', 'rendering_failure')
                      AND mailpipe.refusal(events, CAST(split_part(k, '/', 2) AS integer)) IS NULL)
 $$;
+
+-- What a message becomes by an answer: what the events have proved by now is not doubted any more.
+CREATE FUNCTION mailpipe.after_call(state text, result text, events jsonb, attempt integer) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN result = 'unknown' AND mailpipe.mailed(events) THEN 'sent'
+                WHEN result = 'sent' AND mailpipe.refusal(events, attempt) IS NOT NULL THEN 'failed'
+                ELSE state END
+$$;

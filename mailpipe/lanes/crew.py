@@ -1,0 +1,188 @@
+"""The threads of one lane: one poller that takes what is due, and hands that grow with the queue and shrink again."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import psycopg
+
+from mailpipe.adapters.protocol import divide
+from mailpipe.db import Connection
+from mailpipe.errors import DatabaseUnavailable
+from mailpipe.lane import IDLE, may_leave, more_threads
+from mailpipe.lanes import claims
+from mailpipe.lanes.claims import Claimed
+from mailpipe.lanes.hands import Hands, Item, Job
+from mailpipe.ses.request import MAX_ENTRIES
+
+LOG = logging.getLogger("mailpipe.lanes")
+
+_LAG = timedelta(seconds=2)
+"""How far below the last message that was taken a look begins: a caller's transaction may commit a little after a later one's."""
+_DEEP = 1.0
+"""Seconds between two looks from the beginning, for callers that commit later than that ..."""
+_DEEP_SHARE = 20
+"""... and at least so many times the length of such a look, which grows while an old snapshot keeps deleted rows."""
+_RECONNECT = 0.25
+
+
+@dataclass
+class Mark:
+    """From where to look. Times of the database are only compared with each other."""
+
+    taken: datetime | None = None
+    deep_at: float = 0.0
+
+    def lowest(self, now: float) -> datetime | None:
+        """None: from the beginning."""
+        return None if self.taken is None or now >= self.deep_at else self.taken - _LAG
+
+    def looked(self, *, deep: bool, now: float, seconds: float, newest: datetime | None) -> None:
+        """Note a look that ended at `now` and took `seconds`; `newest` is the due time of the last message that it found."""
+        if newest is not None:
+            self.taken = newest if self.taken is None else max(self.taken, newest)
+        if deep:
+            self.deep_at = now + max(_DEEP, _DEEP_SHARE * seconds)
+
+
+class Crew:
+    """The threads of one lane in this process. `owner` tells the id under which to take messages now."""
+
+    def __init__(self, job: Job, owner: Callable[[], UUID]) -> None:
+        self._job = job
+        self._owner = owner
+        self._calls: queue.SimpleQueue[tuple[UUID, list[Item]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        self._busy = 0
+        self._made = 0
+        self._fault: BaseException | None = None
+        self._poller = threading.Thread(target=self._guarded(self._poll), name=f"{job.lane.name}-poller", daemon=True)
+
+    @property
+    def size(self) -> int:
+        """Threads that work in this lane now."""
+        with self._lock:
+            return len(self._threads)
+
+    def start(self) -> None:
+        self._grow()
+        self._poller.start()
+
+    def join(self) -> None:
+        """After a stop: wait until every answer is recorded and every other message given back."""
+        self._poller.join()
+        while threads := self._snapshot():
+            for thread in threads:
+                thread.join(0.1)
+        hands = Hands(self._job)
+        while not self._calls.empty():
+            hands.work(*self._calls.get())
+
+    def check(self) -> None:
+        """Raise what a thread could not handle."""
+        if self._fault is not None:
+            raise self._fault
+
+    def _poll(self) -> None:
+        hands, mark = Hands(self._job), Mark()
+        while not self._job.stop.is_set():
+            try:
+                with self._job.database.connection() as connection:
+                    self._look_while_connected(connection, hands, mark)
+            except (psycopg.OperationalError, DatabaseUnavailable) as error:
+                LOG.warning("lane %s: database not available, waiting: %s", self._job.lane.name, type(error).__name__)
+                self._job.stop.wait(_RECONNECT)
+
+    def _look_while_connected(self, connection: Connection, hands: Hands, mark: Mark) -> None:
+        while not self._job.stop.is_set():
+            start = time.monotonic()
+            most = min(self._job.lane.batch, self._room())
+            taken: list[Claimed] = []
+            if most > 0:
+                lowest, owner = mark.lowest(start), self._owner()
+                taken = claims.claim(connection, self._job.lane.name, owner, mark=lowest, most=most)
+                now = time.monotonic()
+                newest = taken[-1].due_at if taken else None
+                mark.looked(deep=lowest is None, now=now, seconds=now - start, newest=newest)
+                if taken:
+                    self._hand_out(owner, hands.prepare(owner, taken))
+            if not 0 < most == len(taken):
+                self._job.stop.wait(max(0.001, self._job.lane.poll - (time.monotonic() - start)))
+
+    def _room(self) -> int:
+        """Messages that may be taken now: no more than the threads that the lane may have could begin to send."""
+        with self._lock:
+            free = self._job.lane.most - self._busy - self._calls.qsize()
+        return max(0, free) * min(self._job.lane.batch, self._job.adapter.most, MAX_ENTRIES)
+
+    def _hand_out(self, owner: UUID, ready: Sequence[Item]) -> None:
+        for positions in divide(self._job.adapter, [item.mail for item in ready], most=self._job.lane.batch):
+            self._calls.put((owner, [ready[position] for position in positions]))
+        self._grow()
+
+    def _grow(self) -> None:
+        with self._lock:
+            threads = len(self._threads)
+            more = more_threads(self._job.lane, threads=threads, idle=threads - self._busy, waiting=self._calls.qsize())
+            for _ in range(more):
+                self._made += 1
+                name = f"{self._job.lane.name}-{self._made}"
+                thread = threading.Thread(target=self._guarded(self._work), name=name, daemon=True)
+                self._threads.add(thread)
+                thread.start()
+
+    def _work(self) -> None:
+        hands = Hands(self._job)
+        idle_since = time.monotonic()
+        try:
+            while True:
+                try:
+                    owner, items = self._calls.get(timeout=min(IDLE / 4, 0.25))
+                except queue.Empty:
+                    if self._leaves(time.monotonic() - idle_since):
+                        return
+                    continue
+                with self._lock:
+                    self._busy += 1
+                try:
+                    hands.work(owner, items)
+                finally:
+                    with self._lock:
+                        self._busy -= 1
+                    idle_since = time.monotonic()
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+    def _leaves(self, idle_for: float) -> bool:
+        with self._lock:
+            if not self._job.stop.is_set() and not may_leave(
+                self._job.lane, threads=len(self._threads), idle_for=idle_for
+            ):
+                return False
+            # Under the same lock as the decision, so that not two leave where one may.
+            self._threads.discard(threading.current_thread())
+            return True
+
+    def _snapshot(self) -> list[threading.Thread]:
+        with self._lock:
+            return list(self._threads)
+
+    def _guarded(self, target: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                target()
+            except BaseException as fault:
+                LOG.exception("lane %s: a thread has failed", self._job.lane.name)
+                self._fault = self._fault or fault
+                self._job.stop.set()
+
+        return run
