@@ -104,7 +104,19 @@ class MessageSpec(pydantic.BaseModel):
     def _needs_offset(cls, value: datetime | None) -> datetime | None:
         if value is not None and value.tzinfo is None:
             raise ValueError("needs an offset, for example 2026-11-27T09:00:00+01:00")
-        return None if value is None else value.astimezone(UTC)
+        try:
+            return None if value is None else value.astimezone(UTC)
+        except OverflowError:
+            raise ValueError("lies outside of the years 1 to 9999") from None
+
+    @pydantic.field_validator("variables")
+    @classmethod
+    def _real_numbers(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(value, allow_nan=False, default=str)
+        except ValueError:
+            raise ValueError("NaN and Infinity are no values of JSON") from None
+        return value
 
     @pydantic.field_validator("subject")
     @classmethod

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mailpipe.errors import DatabaseUnavailable, ServiceError, UserError
+from mailpipe.errors import DatabaseUnavailable, MailpipeError, ServiceError, UserError
 from mailpipe.ses.answer import without_addresses
 
 MEDIA_TYPE = "application/problem+json"
@@ -103,6 +103,8 @@ def of_error(error: Exception) -> Problem:
         return of_validation(error)
     if isinstance(error, UserError):
         return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), field=getattr(error, "field", None))
+    if isinstance(error, psycopg.DataError):
+        return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "a text holds a character that cannot be kept (NUL); remove it")
     if isinstance(error, DatabaseUnavailable | psycopg.OperationalError | sqlalchemy.exc.OperationalError):
         return _away("the database cannot be reached at the moment; ask again")
     if isinstance(error, ServiceError):
@@ -115,12 +117,21 @@ def _away(detail: str) -> Problem:
 
 
 async def answer(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the form of a Starlette handler
-    """Any error as an answer. What is our fault or a service's goes to the log, without values: they may be addresses."""
+    """Any error as an answer. What is our fault or a service's goes to the log, without the values of the request."""
     problem = of_error(error)
     if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, Problem | HTTPException):
         place = "".join(traceback.format_tb(error.__traceback__)) if problem.status == 500 else ""
-        _log.error("%s: %s\n%s", type(error).__name__, without_addresses(error), place)
+        _log.error("%s %s\n%s", type(error).__name__, _loggable(error), place)
     return problem.response()
+
+
+def _loggable(error: Exception) -> str:
+    """What may be kept of an error's text. One of PostgreSQL can hold a whole row, one of Python any value."""
+    if isinstance(error, MailpipeError):
+        return without_addresses(error) or ""
+    if isinstance(error, psycopg.Error):
+        return " ".join(filter(None, (error.sqlstate, error.diag.table_name, error.diag.constraint_name)))
+    return ""
 
 
 _ON_PURPOSE = (Problem, HTTPException, pydantic.ValidationError, UserError, ServiceError)
