@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import urllib3
 import uvicorn
+from sqlalchemy.engine import URL
 
 from mailpipe import settings
 from mailpipe.db import Database
 from mailpipe.settings import Settings
 from mailpipe.web import app, serve
+from tests.conftest import clone
 from tests.support import wait_for
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -63,13 +65,35 @@ def serving(config: Settings, database: Database) -> Iterator[Web]:
         thread.join(20)
 
 
-@pytest.fixture
-def web_settings(tmp_path: Path) -> Settings:
-    config = settings.load({"MAILPIPE_HOME": str(tmp_path)})
+def made_settings(home: Path) -> Settings:
+    config = settings.load({"MAILPIPE_HOME": str(home)})
     return replace(config, api_tokens=f"tests:{TOKEN}", unsubscribe_keys="k1:a-secret-of-some-thirty-two-chars")
 
 
 @pytest.fixture
-def web(database: Database, web_settings: Settings) -> Iterator[Web]:
+def web_settings(tmp_path: Path) -> Settings:
+    return made_settings(tmp_path)
+
+
+@pytest.fixture
+def own_web(database: Database, web_settings: Settings) -> Iterator[Web]:
+    """An application that nobody else has asked before, on a database that nobody else needs."""
     with serving(web_settings, database) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def _web(server_url: URL, template_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    with clone(server_url, template_database) as url:
+        database = Database(url, pool_size=10, allow_unsafe_durability=True)
+        with serving(made_settings(tmp_path_factory.mktemp("web")), database) as running:
+            yield running
+        database.close()
+
+
+@pytest.fixture
+def web(_web: Web) -> Web:
+    """An application that the tests of one module share; at the start of each nobody has opted out and there are no messages."""
+    with _web.database.connection() as connection:
+        connection.execute("TRUNCATE mailpipe.opt_out, mailpipe.message, mailpipe.outbox, mailpipe.message_call")
+    return _web

@@ -209,8 +209,9 @@ def test_without_a_token_nothing_is_taken(web: Web) -> None:
 
 
 def test_a_fault_of_ours_is_called_one_and_nothing_of_the_message_gets_out(
-    web: Web, caplog: pytest.LogCaptureFixture
+    own_web: Web, caplog: pytest.LogCaptureFixture
 ) -> None:
+    web = own_web
     with web.database.connection() as connection:
         connection.execute("ALTER TABLE mailpipe.message ADD CHECK (email = 'nobody')")
     answer = send(web, CODE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from urllib.parse import urlencode
 
@@ -156,28 +156,31 @@ def test_only_topics_of_campaigns_that_were_sent_are_offered(web: Web, scene: Wo
     assert "weekly" in text and "secret" not in text
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda token: token[:-1],
-        lambda token: token + "A",
-        lambda token: token[:10] + ("A" if token[10] != "A" else "B") + token[11:],
-        lambda token: token.replace("k1", "k2"),
-        lambda token: token.rsplit(".", 1)[0],
-        lambda _: "x" * 2000,
-        lambda _: "%00",
-        lambda _: "",
-        lambda _: "1.k1.NDI.AAAAAAAAAAAAAAAAAAAAAA",
-    ],
-)
-def test_a_token_that_we_did_not_make_is_a_page_with_help_and_changes_nothing(web: Web, change: object) -> None:
-    path = "/u/" + change(link(web).removeprefix("/u/"))  # type: ignore[operator]
-    answers = [web.ask("GET", path), web.ask("POST", path, body=ONE_CLICK, headers=FORM)]
-    assert [answer.status for answer in answers] == [404, 404]
-    assert opted_out(web.database) == set()
-    if path != "/u/":
-        assert "This link does not work" in answers[0].data.decode()
-        assert answers[0].data == answers[1].data, "the answer is the same whatever is wrong with it"
+BAD_TOKENS: list[Callable[[str], str]] = [
+    lambda token: token[:-1],
+    lambda token: token + "A",
+    lambda token: token[:10] + ("A" if token[10] != "A" else "B") + token[11:],
+    lambda token: token.replace("k1", "k2"),
+    lambda token: token.rsplit(".", 1)[0],
+    lambda _: "x" * 2000,
+    lambda _: "%00",
+    lambda _: "1.k1.NDI.AAAAAAAAAAAAAAAAAAAAAA",
+]
+
+
+def test_a_token_that_we_did_not_make_is_a_page_with_help_and_changes_nothing(own_web: Web) -> None:
+    pages = set()
+    for change in BAD_TOKENS:
+        path = "/u/" + change(link(own_web).removeprefix("/u/"))
+        for answer in (
+            own_web.ask("GET", path),
+            own_web.ask("POST", path, body=ONE_CLICK, headers=FORM),
+        ):
+            assert answer.status == 404, path
+            pages.add(answer.data.decode())
+    assert opted_out(own_web.database) == set()
+    [page] = pages
+    assert "This link does not work" in page, "the answer is the same whatever is wrong with it"
 
 
 def test_a_token_of_a_foreign_key_is_refused_and_one_of_an_old_key_is_not(
@@ -198,7 +201,8 @@ def test_the_help_page_names_the_address_that_takes_unsubscribes(database: Datab
         assert "leave@mail.example.com" in web.ask("GET", "/u/nonsense").data.decode()
 
 
-def test_guessing_is_slowed_down_while_valid_links_of_the_same_client_work(web: Web) -> None:
+def test_guessing_is_slowed_down_while_valid_links_of_the_same_client_work(own_web: Web) -> None:
+    web = own_web
     statuses = [web.ask("GET", "/u/nonsense").status for _ in range(int(unsubscribe.INVALID["burst"]) + 1)]
     assert statuses == [404] * (len(statuses) - 1) + [429]
     limited = web.ask("GET", "/u/nonsense", headers={"X-Forwarded-For": "203.0.113.7"})

@@ -25,7 +25,8 @@ def test_the_process_is_alive_and_ready(web: Web) -> None:
     assert (ready.status, ready.data) == (200, b"ready\n")
 
 
-def test_a_database_with_another_schema_is_not_ready_although_the_process_is_alive(web: Web) -> None:
+def test_a_database_with_another_schema_is_not_ready_although_the_process_is_alive(own_web: Web) -> None:
+    web = own_web
     with web.database.connection() as connection:
         connection.execute("UPDATE mailpipe_version SET version_num = 'older'")
     answer = web.ask("GET", "/readyz")
