@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
+from mailpipe import adapters
+
 LaneName = Literal["critical", "high", "normal", "low"]
 NAMES: tuple[LaneName, ...] = get_args(LaneName)
 """The most urgent first."""
@@ -41,6 +43,8 @@ class Lane:
     """Calls that certainly sent nothing before a message is `dead`. Throttling does not count."""
     answer: float
     """How long an answer is waited for. Late answers are the better ones, but nobody waits for a late login code."""
+    adapter: adapters.Name = "ses"
+    """How its messages leave."""
 
 
 DEFAULTS: Mapping[LaneName, Lane] = {
@@ -74,9 +78,13 @@ def changed(lane: Lane, text: str) -> Lane:
             if value not in get_args(Policy):
                 raise ValueError("unknown: expected hold or resend")
             values[name] = value
+        elif name == "adapter":
+            if value not in get_args(adapters.Name):
+                raise ValueError(f"adapter: expected one of {', '.join(get_args(adapters.Name))}")
+            values[name] = value
         elif name not in {field.name for field in fields(Lane)} - {"name", "least", "most"}:
             raise ValueError(
-                f"{name}: no such field; known are workers, poll, batch, sla, unknown, validity, retries, answer"
+                f"{name}: no such field; known are workers, poll, batch, sla, unknown, validity, retries, answer, adapter"
             )
         else:
             values[name] = _number(name, value, _NUMBERS.get(name, int))

@@ -12,7 +12,9 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mailpipe import lane
 from mailpipe.errors import SettingsError
@@ -86,6 +88,15 @@ class Settings:
     web_proxies: int = 0
     """Proxies of ours before `mailpipe web` (MAILPIPE_WEB_PROXIES): so many last entries of X-Forwarded-For are believed. Too few,
     and all clients share one rate limit; too many, and a client can invent who it is."""
+    smtp_url: str | None = field(default=None, repr=False)
+    """The server of `adapter: smtp` (MAILPIPE_SMTP_URL): `smtp+starttls://user@host:587`, `smtps://...`, or `smtp://` for one on
+    this machine."""
+    smtp_password: str | None = field(default=None, repr=False)
+    """Its password (MAILPIPE_SMTP_PASSWORD), if it is not in the URL."""
+    webhook_url: str | None = field(default=None, repr=False)
+    """Where `adapter: webhook` posts (MAILPIPE_WEBHOOK_URL). Must be https, unless it is on this machine."""
+    webhook_secret: str | None = field(default=None, repr=False)
+    """What its posts are signed with (MAILPIPE_WEBHOOK_SECRET), at least 32 characters."""
     allow_unsafe_durability: bool = False
     """Accept a server with fsync off (MAILPIPE_ALLOW_UNSAFE_DURABILITY=1). Only for throw-away servers of tests."""
 
@@ -99,8 +110,11 @@ class Settings:
 
     @property
     def is_local(self) -> bool:
-        """True when mail can only reach a stand-in: an endpoint override, or the embedded default."""
-        return self.ses_endpoint is not None or self.database_url is None
+        """True when mail can only reach a stand-in: an endpoint override, or the embedded default, and no other way leads away
+        from this machine.
+        """
+        others = [url for url in (self.smtp_url, self.webhook_url) if url is not None]
+        return (self.ses_endpoint is not None or self.database_url is None) and all(map(_leads_near, others))
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -147,6 +161,10 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         unsubscribe_mailto=environ.get("MAILPIPE_UNSUBSCRIBE_MAILTO") or None,
         unsubscribe_keys=environ.get("MAILPIPE_UNSUBSCRIBE_KEYS") or None,
         api_tokens=environ.get("MAILPIPE_API_TOKENS") or None,
+        smtp_url=environ.get("MAILPIPE_SMTP_URL") or None,
+        smtp_password=environ.get("MAILPIPE_SMTP_PASSWORD") or None,
+        webhook_url=environ.get("MAILPIPE_WEBHOOK_URL") or None,
+        webhook_secret=environ.get("MAILPIPE_WEBHOOK_SECRET") or None,
         web_proxies=int(proxies),
         allow_unsafe_durability=environ.get("MAILPIPE_ALLOW_UNSAFE_DURABILITY") == "1",
         lease=numbers["lease"] or Settings.lease,
@@ -157,7 +175,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         foreign_sent=numbers["foreign_sent"] or Settings.foreign_sent,
     )
     if not settings.is_local and not settings.public_url.startswith("https://"):
-        raise SettingsError("MAILPIPE_PUBLIC_URL: must start with https:// when mail leaves through AWS (RFC 8058)")
+        raise SettingsError("MAILPIPE_PUBLIC_URL: must start with https:// when mail leaves for real (RFC 8058)")
     if settings.configuration_set == settings.transactional_configuration_set:
         raise SettingsError(
             "MAILPIPE_TRANSACTIONAL_CONFIGURATION_SET: is that of campaigns too (MAILPIPE_CONFIGURATION_SET); give messages one of"
@@ -208,6 +226,21 @@ def api_tokens(settings: Settings) -> str | None:
 def local_token(settings: Settings) -> Path:
     """The file under `var/` with the API token of this machine; it is made when it is missing."""
     return _kept(settings.var / "api.token", secrets.token_urlsafe(32))
+
+
+def is_near(host: str) -> bool:
+    """Whether a host is this machine, or a name without a dot: a container beside it, which no public name can be."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return "." not in host.rstrip(".") or host.endswith(".localhost")
+
+
+def _leads_near(url: str) -> bool:
+    try:
+        return is_near(urlsplit(url).hostname or "")
+    except ValueError:
+        return False
 
 
 def _kept(path: Path, secret: str) -> Path:

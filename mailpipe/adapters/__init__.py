@@ -3,3 +3,7 @@
 `protocol` says what a mail is and what an adapter promises; `connect` makes the one that the settings ask for. When a mail may
 leave is decided in `pace`, to whom in the ledger and the outbox.
 """
+
+from typing import Literal
+
+Name = Literal["ses", "smtp", "webhook"]

@@ -1,4 +1,4 @@
-"""What a mail is, whatever carries it, and what each adapter promises about a call. Pure.
+"""What a mail is, whatever carries it, and what each adapter promises about a call.
 
 The promise is that of `ses.answer`: one result for each mail, in their order, and `again` only where the mail certainly did not
 leave. Each mail has exactly one recipient.
@@ -6,11 +6,13 @@ leave. Each mail has exactly one recipient.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from mailpipe.ses.answer import Answer
+from mailpipe.ses.client import SlotMissed
 from mailpipe.template import Template
 
 
@@ -94,3 +96,16 @@ def divide(adapter: Adapter, mails: Sequence[Mail], *, most: int | None = None) 
                 filling[group] = call
         call.append(position)
     return calls
+
+
+def wait(slot_at: float | None, lateness: float) -> float:
+    """Wait for the slot; answers when the call began (monotonic clock).
+
+    Raises:
+        SlotMissed: it is later than that.
+    """
+    if slot_at is not None:
+        time.sleep(max(0.0, slot_at - time.monotonic()))
+        if time.monotonic() > slot_at + lateness:
+            raise SlotMissed
+    return time.monotonic()

@@ -135,3 +135,14 @@ def test_a_sender_of_messages_is_needed_only_where_mail_leaves(tmp_path: Path) -
     assert transactional_sender(load({}))
     with pytest.raises(SettingsError, match="MAILPIPE_TRANSACTIONAL_SENDER"):
         transactional_sender(load(REAL))
+
+
+@pytest.mark.parametrize("name", ["MAILPIPE_SMTP_URL", "MAILPIPE_WEBHOOK_URL"])
+def test_a_way_that_leads_away_from_this_machine_makes_it_real(name: str) -> None:
+    scheme = "smtps" if "SMTP" in name else "https"
+    local = {"MAILPIPE_PUBLIC_URL": "http://127.0.0.1:8025"}
+    for host in ("127.0.0.1:1025", "[::1]:1025", "localhost", "mailpit:1025"):
+        assert load({**local, name: f"{scheme}://{host}"}).is_local
+    for host in ("mail.example.com", "10.0.0.7", "[::1"):
+        with pytest.raises(SettingsError, match="MAILPIPE_PUBLIC_URL"):
+            load({**local, name: f"{scheme}://{host}"})
