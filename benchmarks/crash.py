@@ -24,9 +24,10 @@ import psycopg
 
 from benchmarks import ground
 from benchmarks.ground import Ground, say
-from mailpipe import campaign, event, invariant, ledger, reconcile
+from mailpipe import campaign, invariant, ledger, reconcile
 from mailpipe.db import Connection
 from mailpipe.errors import DatabaseUnavailable
+from mailpipe.feedback.ingest import ingest_lines
 from mailpipe.settings import Settings
 from mailpipe.simulator.child import StandIn
 from tests.crash import harness, mutants, program
@@ -281,7 +282,7 @@ class Run:
         """Let the provider's events speak, and count."""
         before = sum(len(self._of_state(key, "unknown")) for key in self.keys)
         with self.stand_in.events_file.open() as lines:
-            event.ingest(self.base.database, lines)
+            ingest_lines(self.base.database, lines)
         self._ask(reconcile.run)
         accepted: dict[str, Counter[int]] = {key: Counter() for key in self.keys}
         times = []

@@ -22,6 +22,7 @@ from psycopg.types.json import Jsonb
 from mailpipe import address, segment, template
 from mailpipe.db import Connection, queries
 from mailpipe.errors import CampaignError
+from mailpipe.lines import Lines
 from mailpipe.schedule.when import Duration, When
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
@@ -71,6 +72,7 @@ class Spec(When):
     chunk_size: Annotated[
         int, pydantic.Field(ge=100, le=1000, description="People that a sender thread leases at once")
     ] = 500
+    lines: Annotated[Lines, pydantic.Field(description="Where the breaker stops it; empty: the usual lines")] = Lines()
 
     @pydantic.field_validator("as_of")
     @classmethod

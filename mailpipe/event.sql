@@ -27,6 +27,7 @@ ON CONFLICT (campaign_id, chunk_no, kind, attempt) DO UPDATE SET mask = e.mask |
 WITH refused AS (
     SELECT chunk_no, kind, attempt, mask FROM mailpipe.event_mask
     WHERE campaign_id = :campaign_id AND kind IN ('rendering_failure', 'reject')
+      AND (CAST(:chunks AS integer[]) IS NULL OR chunk_no = ANY(CAST(:chunks AS integer[])))
 ),
 mailed AS (
     SELECT o.seq, e.kind FROM mailpipe.outcome o
@@ -34,6 +35,7 @@ mailed AS (
     JOIN mailpipe.event_mask e ON e.campaign_id = o.campaign_id AND e.chunk_no = o.chunk_no
      AND e.kind NOT IN ('rendering_failure', 'reject') AND get_bit(e.mask, o.seq - c.first_seq) = 1
     WHERE o.campaign_id = :campaign_id AND (o.state = 'unknown' OR o.state = 'sent' AND o.attempt > 1)
+      AND (CAST(:chunks AS integer[]) IS NULL OR o.chunk_no = ANY(CAST(:chunks AS integer[])))
       AND NOT EXISTS (SELECT FROM refused f WHERE f.chunk_no = e.chunk_no AND f.attempt = e.attempt
                       AND get_bit(f.mask, o.seq - c.first_seq) = 1)
 )

@@ -19,7 +19,9 @@ SELECT coalesce(sum(accepted), 0), extract(epoch FROM max(at) - min(at)) FROM ma
 SELECT d.seq, d.slice, d.user_id, d.state, d.reason, o.detail, d.attempt, k.at, k.positions, k.codes, k.message_ids, k.message_ids_text,
        d.seq - c.first_seq AS position,
        ARRAY(SELECT DISTINCT e.kind FROM mailpipe.event_mask e WHERE e.campaign_id = d.campaign_id AND e.chunk_no = d.chunk_no
-             AND get_bit(e.mask, d.seq - c.first_seq) = 1 ORDER BY e.kind) AS events
+             AND get_bit(e.mask, d.seq - c.first_seq) = 1 ORDER BY e.kind) AS events,
+       coalesce((SELECT jsonb_agg(jsonb_build_object('kind', f.kind, 'attempt', f.attempt, 'at', f.at, 'detail', f.detail) ORDER BY f.at)
+                 FROM mailpipe.feedback f WHERE f.campaign_id = d.campaign_id AND f.seq = d.seq), '[]') AS told
 FROM mailpipe.delivery d
 JOIN mailpipe.chunk c USING (campaign_id, chunk_no)
 LEFT JOIN mailpipe.outcome o ON o.campaign_id = d.campaign_id AND o.seq = d.seq

@@ -1,10 +1,13 @@
 -- Suppressed addresses and opt-outs of people. An address is always compared by `mailpipe.email_key`.
 
 -- name: suppress
+-- A fact that is older than somebody's order to take the address off the list does not bring it back.
 INSERT INTO mailpipe.suppression AS s (email_key, scope, reason, source, at)
 SELECT x.email_key, x.scope, x.reason, x.source, coalesce(x.at, clock_timestamp())
 FROM unnest(CAST(:keys AS text[]), CAST(:scopes AS text[]), CAST(:reasons AS text[]), CAST(:sources AS text[]),
             CAST(:times AS timestamptz[])) AS x(email_key, scope, reason, source, at)
+WHERE x.at IS NULL OR NOT EXISTS (SELECT FROM mailpipe.suppression_removed r
+                                  WHERE r.email_key = x.email_key AND r.scope = x.scope AND r.removed_at > x.at)
 ON CONFLICT (email_key, scope) DO UPDATE SET reason = excluded.reason, source = excluded.source, at = excluded.at
 WHERE array_position(CAST(:strength AS text[]), excluded.reason) < array_position(CAST(:strength AS text[]), s.reason);
 

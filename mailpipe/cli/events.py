@@ -7,11 +7,11 @@ from typing import TextIO
 
 import click
 
-from mailpipe import event
 from mailpipe.cli import session
 from mailpipe.cli.failure import Mistake
 from mailpipe.cli.output import dump
 from mailpipe.cli.session import json_option
+from mailpipe.feedback.ingest import ingest_lines
 
 
 @click.group(epilog="Example: mailpipe events ingest events.jsonl")
@@ -28,7 +28,7 @@ def ingest(file: TextIO, as_json: bool) -> None:
     Doing it again changes nothing. Lines that are no SES events are counted and named; the others are taken in all the same.
     """
     with session.database(session.load()) as database:
-        done = event.ingest(database, file)
+        done = ingest_lines(database, file)
     if as_json:
         dump(asdict(done))
     else:

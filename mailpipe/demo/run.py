@@ -16,12 +16,13 @@ from pathlib import Path
 
 import yaml
 
-from mailpipe import campaign, children, db, dev, event, reconcile, report, stand_in
+from mailpipe import campaign, children, db, dev, reconcile, report, stand_in
 from mailpipe.db import Database
 from mailpipe.demo import agree, audience
 from mailpipe.demo.agree import Agreement
 from mailpipe.demo.audience import AudienceCounts
 from mailpipe.errors import ServiceError, UserError
+from mailpipe.feedback.ingest import ingest_lines
 from mailpipe.ses import client
 from mailpipe.settings import Settings
 from mailpipe.stand_in import Running
@@ -215,7 +216,7 @@ class _Demo:
     def _result(self, made: AudienceCounts, counters: dict[str, int]) -> Result:
         self.screen.say("reading SES's events, and comparing its journal with the ledger, person by person")
         with self.running.events.open(encoding="utf-8") as lines:
-            event.ingest(self.database, lines)
+            ingest_lines(self.database, lines)
         with self.database.connection() as connection:
             reconcile.run(connection, self.key)
             now = report.progress(connection, self.key)

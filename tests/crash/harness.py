@@ -16,7 +16,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from mailpipe import embedded_postgres, event, reconcile
+from mailpipe import embedded_postgres, reconcile
+from mailpipe.feedback.ingest import ingest_lines
 from mailpipe.send import End
 from tests.crash import program
 from tests.crash.program import Fault
@@ -211,7 +212,7 @@ class Crash:
     def settle(self, key: str) -> dict[str, int]:
         """Let the provider's events speak. Whoever is unknown after that was never accepted; another run changes nothing."""
         with self.world.stand_in.events_file.open() as lines:
-            event.ingest(self.world.database, lines)
+            ingest_lines(self.world.database, lines)
         self.reconcile(key)
         unsure = self.of_state(key, "unknown") & self.accepted(key).keys()
         assert not unsure, f"{len(unsure)} people are unknown although the provider accepted them"

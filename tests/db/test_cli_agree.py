@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mailpipe import event
 from mailpipe.demo.agree import compare
+from mailpipe.feedback.ingest import ingest_lines
 from tests.support import World
 
 Line = dict[str, Any]
@@ -107,6 +107,6 @@ def test_a_mail_that_could_not_be_rendered_was_accepted_and_is_failed(world: Wor
     line = world.stand_in.events_file.read_text().splitlines()[0]
     told = json.loads(line)
     told["eventType"] = "Rendering Failure"
-    event.ingest(world.database, [json.dumps(told)])
+    ingest_lines(world.database, [json.dumps(told)])
     assert world.progress(key).failed == 1
     assert compare(world.database, key, world.stand_in.journal_file).agree

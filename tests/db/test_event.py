@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mailpipe import event, report
 from mailpipe.event import Event
+from mailpipe.feedback.ingest import ingest_lines
 from tests.support import World, wait_for
 
 
@@ -43,9 +44,9 @@ def sent(scene: World, people: int = 3, **fields: Any) -> str:
 def test_events_set_a_bit_for_each_person_and_kind(scene: World) -> None:
     key = sent(scene, 60)
     lines = [line(key, 1, "Delivery"), line(key, 50, "Delivery"), line(key, 51, "Delivery"), line(key, 51, "Bounce")]
-    found = event.ingest(scene.database, lines)
+    found = ingest_lines(scene.database, lines)
     assert (found.read, found.folded, found.foreign, found.malformed, found.settled) == (4, 4, 0, [], 0)
-    assert kinds(scene, key) == {"delivery": 3, "bounce": 1}
+    assert kinds(scene, key) == {"delivery": 3, "bounce": 1, "soft_bounce": 1}
     assert masks(scene, key)[0] == (0, "delivery", 1, "1" + "0" * 48 + "1")
     assert scene.keep_promises(key) == {"sent": 60}
 
@@ -53,10 +54,10 @@ def test_events_set_a_bit_for_each_person_and_kind(scene: World) -> None:
 def test_the_same_events_again_change_nothing(scene: World) -> None:
     key = sent(scene)
     lines = [line(key, seq, name) for seq in (1, 2, 3) for name in ("Send", "Delivery", "Open")]
-    event.ingest(scene.database, lines)
+    ingest_lines(scene.database, lines)
     before = masks(scene, key)
     for _ in range(3):
-        event.ingest(scene.database, lines)
+        ingest_lines(scene.database, lines)
     assert masks(scene, key) == before
 
 
@@ -65,12 +66,12 @@ def test_events_in_any_order_and_in_pieces_come_to_the_same(scene: World) -> Non
     other = scene.ready()
     scene.send(other)
     told = [(seq, name) for seq in range(1, 121) for name in ("Send", "Delivery", "Complaint") if (seq * len(name)) % 7]
-    event.ingest(scene.database, [line(key, *one) for one in told])
+    ingest_lines(scene.database, [line(key, *one) for one in told])
     order = random.Random(3)
     shuffled = [*told, *told[::5]]
     order.shuffle(shuffled)
     for start in range(0, len(shuffled), 17):
-        event.ingest(scene.database, [line(other, *one) for one in shuffled[start : start + 17]])
+        ingest_lines(scene.database, [line(other, *one) for one in shuffled[start : start + 17]])
     assert masks(scene, other) == masks(scene, key)
 
 
@@ -87,15 +88,15 @@ def test_foreign_and_malformed_lines_are_counted_and_stop_nothing(scene: World) 
         "[1, 2]",
         line(key, 4_000, "Delivery"),
     ]
-    found = event.ingest(scene.database, lines)
-    assert (found.read, found.folded, found.foreign, found.malformed) == (8, 2, 4, [1, 8])
+    found = ingest_lines(scene.database, lines)
+    assert (found.read, found.folded, found.foreign, found.malformed) == (8, 3, 3, [1, 8])
     assert kinds(scene, key) == {"delivery": 1}
 
 
 def test_an_event_of_a_person_who_waits_does_not_send_them(scene: World) -> None:
     scene.people(3)
     key = scene.ready()
-    assert event.ingest(scene.database, [line(key, 1, "Delivery"), line(key, 2, "Rendering Failure")]).settled == 0
+    assert ingest_lines(scene.database, [line(key, 1, "Delivery"), line(key, 2, "Rendering Failure")]).settled == 0
     assert scene.keep_promises(key) == {"pending": 3}
 
 
@@ -111,27 +112,27 @@ class TestSettling:
     @pytest.mark.parametrize("name", ["Send", "Delivery", "Bounce", "Complaint", "DeliveryDelay", "Open", "Click"])
     def test_whatever_shows_that_ses_took_the_mail_settles_an_unknown(self, scene: World, name: str) -> None:
         key = self.lost(scene)
-        assert event.ingest(scene.database, [line(key, 2, name)]).settled == 1
+        assert ingest_lines(scene.database, [line(key, 2, name)]).settled == 1
         assert scene.keep_promises(key) == {"unknown": 3, "sent": 1}
         assert scene.states(key)[2] == ("sent", None)
 
     @pytest.mark.parametrize(("name", "reason"), [("Rendering Failure", "rendering_failure"), ("Reject", "reject")])
     def test_whatever_shows_that_ses_dropped_it_fails_an_unknown(self, scene: World, name: str, reason: str) -> None:
         key = self.lost(scene)
-        assert event.ingest(scene.database, [line(key, 2, "Send"), line(key, 2, name)]).settled == 1
+        assert ingest_lines(scene.database, [line(key, 2, "Send"), line(key, 2, name)]).settled == 1
         assert scene.states(key)[2] == ("failed", reason)
         assert scene.balance(key) == {"unknown": 3, "failed": 1}
 
     def test_settling_again_settles_nobody(self, scene: World) -> None:
         key = self.lost(scene)
         lines = [line(key, 1, "Delivery"), line(key, 2, "Reject")]
-        assert event.ingest(scene.database, lines).settled == 2
-        assert event.ingest(scene.database, lines).settled == 0
+        assert ingest_lines(scene.database, lines).settled == 2
+        assert ingest_lines(scene.database, lines).settled == 0
         assert scene.balance(key) == {"unknown": 2, "sent": 1, "failed": 1}
 
     def test_a_mail_that_bounced_was_sent(self, scene: World) -> None:
         key = sent(scene)
-        assert event.ingest(scene.database, [line(key, 1, "Bounce")]).settled == 0
+        assert ingest_lines(scene.database, [line(key, 1, "Bounce")]).settled == 0
         assert scene.balance(key) == {"sent": 3}
 
     def test_people_who_failed_or_were_skipped_before_stay_so(self, scene: World) -> None:
@@ -141,13 +142,13 @@ class TestSettling:
         scene.execute("DELETE FROM users WHERE user_id = 2")
         scene.send(key)
         lines = [line(key, seq, name) for seq in (1, 2) for name in ("Delivery", "Rendering Failure")]
-        assert event.ingest(scene.database, lines).settled == 0
+        assert ingest_lines(scene.database, lines).settled == 0
         assert [scene.states(key)[seq] for seq in (1, 2)] == [("failed", "missing_variable"), ("skipped", "opted_out")]
 
     def test_a_cancelled_campaign_is_settled_too(self, scene: World) -> None:
         key = self.lost(scene)
         scene.execute("UPDATE mailpipe.campaign SET state = 'cancelled' WHERE key = %(key)s", {"key": key})
-        assert event.ingest(scene.database, [line(key, 1, "Delivery")]).settled == 1
+        assert ingest_lines(scene.database, [line(key, 1, "Delivery")]).settled == 1
 
 
 def test_the_stand_in_s_own_events_are_understood(scene: World) -> None:
@@ -169,9 +170,17 @@ def test_the_stand_in_s_own_events_are_understood(scene: World) -> None:
         return [text for text in scene.stand_in.events_file.read_text().splitlines() if f'"{key}"' in text]
 
     wait_for(lambda: len(lines()) >= 14, "the events")
-    found = event.ingest(scene.database, lines())
+    found = ingest_lines(scene.database, lines())
     assert found.malformed == [] and found.foreign == 0
-    assert kinds(scene, key) == {"send": 6, "delivery": 4, "bounce": 2, "complaint": 1, "delivery_delay": 1}
+    assert kinds(scene, key) == {
+        "send": 6,
+        "delivery": 4,
+        "bounce": 2,
+        "hard_bounce": 1,
+        "soft_bounce": 1,
+        "complaint": 1,
+        "delivery_delay": 1,
+    }
     assert scene.progress(key).delivered == 4
     assert scene.keep_promises(key) == {"sent": 6}
 

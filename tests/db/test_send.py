@@ -16,6 +16,7 @@ import pytest
 
 from mailpipe import campaign, event, ledger, reconcile
 from mailpipe.errors import CampaignError
+from mailpipe.feedback.ingest import ingest_lines
 from mailpipe.send import End, Outcome
 from mailpipe.ses.client import connect
 from mailpipe.worker import HOPELESS_CALLS
@@ -634,7 +635,7 @@ class TestAfterwards:
         scene.send(key)
         assert scene.keep_promises(key) == {"sent": 60}
         lines = [line.replace('"Delivery"', '"Rendering Failure"') for line in event_lines(scene, key, seqs={4, 51})]
-        assert event.ingest(scene.database, lines).settled == 2
+        assert ingest_lines(scene.database, lines).settled == 2
         assert scene.keep_promises(key) == {"sent": 58, "failed": 2}
         assert scene.states(key)[51] == ("failed", "rendering_failure")
 
@@ -649,7 +650,7 @@ class TestAfterwards:
         scene.ses._admin.delete_email_template(TemplateName=name)
         assert scene.keep_promises(key) == {"sent": 3}
         lines = [line for line in scene.stand_in.events_file.read_text().splitlines() if f'"{key}"' in line]
-        assert event.ingest(scene.database, lines).settled == 3
+        assert ingest_lines(scene.database, lines).settled == 3
         assert scene.keep_promises(key) == {"failed": 3}
 
     def test_events_settle_people_whose_answer_was_lost(self, scene: World) -> None:
@@ -658,7 +659,7 @@ class TestAfterwards:
         scene.stand_in.add_faults({"kind": "reset_after_accept", "count": 1})
         scene.send(key)
         assert scene.keep_promises(key)["unknown"] in (20, 50)
-        ingested = event.ingest(scene.database, event_lines(scene, key))
+        ingested = ingest_lines(scene.database, event_lines(scene, key))
         assert ingested.settled in (20, 50)
         assert scene.keep_promises(key) == {"sent": 120}
         assert scene.progress(key).delivered == 120
