@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from datetime import datetime
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import dagster as dg
-from pydantic import Field
+from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
 from assets.failure import explained
@@ -29,8 +29,13 @@ def _field(name: str, field: FieldInfo) -> dg.Field:
     kind: Any = next(option for option in options if option is not NoneType)
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
+    default = field.default
     if get_origin(kind) is dict:
         kind = dict
+    elif get_origin(kind) is Literal:
+        kind = str
+    elif issubclass(kind, BaseModel):
+        kind, default = dict, default.model_dump()
     elif kind is datetime or name == "finish_within":
         # Texts in the form: 2026-11-27T09:00:00+01:00, 30m.
         kind = str
@@ -38,7 +43,7 @@ def _field(name: str, field: FieldInfo) -> dg.Field:
         kind = dg.Noneable(kind)
     if field.is_required():
         return dg.Field(kind, description=field.description)
-    return dg.Field(kind, is_required=False, default_value=field.default, description=field.description)
+    return dg.Field(kind, is_required=False, default_value=default, description=field.description)
 
 
 @dg.op(config_schema=form(), tags={"kind": "postgres"})
