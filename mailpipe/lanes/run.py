@@ -15,8 +15,8 @@ from uuid import UUID, uuid4
 import psycopg
 
 from mailpipe import db, identity, pace, send
+from mailpipe.adapters import connect as adapters
 from mailpipe.adapters.protocol import Adapter
-from mailpipe.adapters.ses import SesAdapter
 from mailpipe.db import Connection, Database
 from mailpipe.errors import DatabaseUnavailable
 from mailpipe.lane import NAMES, Lane, LaneName
@@ -165,4 +165,6 @@ class _Heart:
 
 def _adapter(config: Settings, endpoint: str | None, lane: Lane) -> Adapter:
     patient = replace(config, read_timeout=min(config.read_timeout, lane.answer))
-    return SesAdapter(client.connect(patient, endpoint=endpoint, connections=lane.most))
+    return adapters.connect(
+        patient, lane.adapter, ses=lambda: client.connect(patient, endpoint=endpoint, connections=lane.most)
+    )
