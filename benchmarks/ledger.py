@@ -20,10 +20,9 @@ from functools import partial
 from benchmarks import classic, ground
 from benchmarks.ground import Ground, say
 from mailpipe import campaign, ledger, report
-from mailpipe.db import Connection
+from mailpipe.db import Connection, Kept
 from mailpipe.demo import audience
 from mailpipe.demo.audience import Shares
-from mailpipe.message import Recipient
 from mailpipe.ses.answer import Answer, Kind, Result
 
 CALL = 50
@@ -173,11 +172,13 @@ def _loops(base: Ground, connection: Connection, key: str, recipients: int) -> t
     campaign_id = base.campaign_id(key)
     campaign.start(connection, key, actor="ana")
     provider = Provider()
-    with base.database.connection() as second:
+    kept = Kept(base.database)
+    with kept.use() as second:
         steps = _work(second, campaign_id, base.settings.consent, provider.answer)
         say("our claims and marks")
         ours = _metered(connection, steps, provider, recipients, lambda: report.progress(connection, key))
         counts = statistics.median(_looks(lambda: ledger.counts(connection, campaign_id)))
+    kept.give_back()
     provider = Provider()
     with base.database.connection() as second:
         steps = classic.work(second, CLASSIC, 0, provider.answer)
@@ -222,37 +223,26 @@ def _work(
     connection: Connection, campaign_id: int, consent: str, answer: Callable[[Sequence[str]], Answer]
 ) -> Iterator[int]:
     """Our claims and marks, in the steps of `mailpipe.worker` with the next slot in hand; yields the last seq of each chunk."""
-    statement = ledger.open_statement(consent)
+    opening = ledger.opening(campaign_id, "news", consent=consent)
     low = 0
     while held := ledger.lease(connection, campaign_id, (0, 99), owner=OWNER, seconds=LEASE, low=low):
         low = held.chunk_no
         people = ledger.people(connection, held)
         user_ids = {person.seq: person.user_id for person in people}
-        answered: tuple[ledger.Opened, Answer] | None = None
+        answered: ledger.Answered | None = None
         for start in range(0, len(people), CALL):
-            opened = _open(connection, held, people[start : start + CALL], statement, answered)
-            answered = (opened, answer([user_ids[seq] for seq in opened.seqs])) if opened.seqs else None
-        if answered is not None:
-            ledger.record(connection, held, *answered, {})
-        ledger.release(connection, held)
+            # One commit: the answer of the call before, and the opening of this one.
+            opened = ledger.open_call(
+                connection, held, people[start : start + CALL], opening=opening, seconds=LEASE, answered=answered
+            )
+            if opened is None:
+                raise SystemExit("the lease was lost: the machine stood still for two minutes")
+            answered = None
+            if opened.seqs:
+                answered = ledger.Answered(opened, answer([user_ids[seq] for seq in opened.seqs]))
+        if answered is None or ledger.record(connection, held, answered):
+            ledger.release(connection, held)
         yield held.first_seq + held.size - 1
-
-
-def _open(
-    connection: Connection,
-    held: ledger.Lease,
-    batch: Sequence[Recipient],
-    statement: bytes,
-    answered: tuple[ledger.Opened, Answer] | None,
-) -> ledger.Opened:
-    """One commit: the answer of the call before, and the opening of this one."""
-    with connection.transaction():
-        if answered is not None:
-            ledger.record(connection, held, *answered, {})
-        opened = ledger.open_call(connection, held, batch, statement=statement, seconds=LEASE)
-    if opened is None:
-        raise SystemExit("the lease was lost: the machine stood still for two minutes")
-    return opened
 
 
 def _assert_same_people(connection: Connection, campaign_id: int, recipients: int) -> None:

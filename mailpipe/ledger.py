@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from psycopg.rows import class_row, dict_row
 
+from mailpipe import suppression
 from mailpipe.db import Connection, queries
 from mailpipe.message import Recipient
 from mailpipe.ses.answer import Answer, Kind, Result
@@ -30,7 +32,7 @@ _LETTERS = {Kind.SENT: "s", Kind.FAILED: "f", Kind.RETRY: "r", Kind.AGAIN: "a", 
 @dataclass(frozen=True, slots=True)
 class Lease:
     """A chunk in the hands of one worker. `fence` grows with each lease: an older holder can write nothing any more.
-    `template_version` is what the campaign's people get now."""
+    `template_version` is what the campaign's people get now, `names` what their variables are called."""
 
     campaign_id: int
     chunk_no: int
@@ -41,6 +43,7 @@ class Lease:
     finished: str
     owner: str
     template_version: str
+    names: list[str]
 
     def mask(self, seqs: Sequence[int]) -> str:
         """The bits of these people, as PostgreSQL writes a bit string."""
@@ -159,46 +162,92 @@ def lease(
 
 def people(connection: Connection, held: Lease) -> list[Recipient]:
     """Who of a leased chunk has no final state yet, in sending order."""
-    rows = connection.execute(QUERIES["people"], {**held.key, "finished": held.finished})
-    return [
-        Recipient(seq, user_id, email, timezone, locale, dict(zip(names, values, strict=True)), tries, attempt)
-        for seq, user_id, email, timezone, locale, values, tries, attempt, names in rows
-    ]
+    statement = QUERIES.filled("people", recipients=_recipients(held.campaign_id))
+    rows = connection.execute(statement, {**held.key, "finished": held.finished}, binary=True).fetchall()
+    earlier = {seq: (tries, attempt) for seq, tries, attempt in connection.execute(QUERIES["earlier"], held.key)}
+    names = held.names
+    people = []
+    for seq, user_id, email, timezone, locale, values in rows:
+        tries, attempt = earlier.get(seq, (0, 1))
+        variables = dict(zip(names, values, strict=True))
+        people.append(Recipient(seq, user_id, email, timezone, locale, variables, tries, attempt))
+    return people
 
 
-def open_statement(consent: str) -> bytes:
-    """The statement that opens a call, with the team's condition of who may still be mailed inside it."""
-    return QUERIES.filled("open", consent=consent)
+@dataclass(frozen=True)
+class Opening:
+    """The statement that opens a campaign's calls, with all that refuses one of its people inside."""
+
+    statement: bytes
+    scopes: list[str]
+    topics: list[str]
+
+
+def opening(campaign_id: int, topic: str, *, consent: str) -> Opening:
+    """How calls of a campaign about `topic` are opened; `consent` is the team's condition of who may still be mailed."""
+    statement = QUERIES.filled("open", consent=consent, recipients=_recipients(campaign_id))
+    return Opening(statement, suppression.scopes(topic), suppression.topics(topic))
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to an opened call, to be recorded. `tries` gives the earlier counted refusals of people who have some."""
+
+    opened: Opened
+    answer: Answer
+    tries: Mapping[int, int] = field(default_factory=dict)
 
 
 def open_call(
-    connection: Connection, held: Lease, chosen: Sequence[Recipient], *, statement: bytes, seconds: float
+    connection: Connection,
+    held: Lease,
+    chosen: Sequence[Recipient],
+    *,
+    opening: Opening,
+    seconds: float,
+    answered: Answered | None = None,
 ) -> Opened | None:
-    """Open a call for these people; those suppressed or opted out by now are skipped instead.
+    """Open a call for these people, in sending order; those suppressed or opted out by now are skipped instead. An answer to the
+    call before is recorded with it, unless somebody in it had been refused before (`record` then tidies up after them).
 
-    The commit of this is what allows the request. None: the lease was lost or the campaign stopped, no call may be made.
+    The commit of this is what allows the request. None: the lease was lost or the campaign stopped. No call may be made then, and
+    nothing is written, `answered` neither.
     """
+    assert answered is None or not answered.tries
     seqs = [person.seq for person in chosen]
     row = connection.execute(
-        statement, {**held.key, "seqs": seqs, "asked": held.mask(seqs), "seconds": seconds}
+        opening.statement,
+        {
+            **held.key,
+            **(_nothing_answered(held.size) if answered is None else _record_parameters(held, answered)),
+            "first": seqs[0],
+            "last": seqs[-1],
+            "asked": held.mask(seqs),
+            "seconds": seconds,
+            "scopes": opening.scopes,
+            "topics": opening.topics,
+        },
     ).fetchone()
     if row is None:
         return None
-    opened = frozenset(row[1])
-    attempts = {person.seq: person.attempt for person in chosen if person.attempt > 1 and person.seq in opened}
-    return Opened(row[0], tuple(row[1]), attempts)
+    no, refused = row
+    if refused:
+        gone = set(refused)
+        seqs = [seq for seq in seqs if seq not in gone]
+    left = set(seqs)
+    attempts = {person.seq: person.attempt for person in chosen if person.attempt > 1 and person.seq in left}
+    return Opened(no, tuple(seqs), attempts)
 
 
-def record(connection: Connection, held: Lease, opened: Opened, answer: Answer, tries: dict[int, int]) -> bool:
+def record(connection: Connection, held: Lease, answered: Answered) -> bool:
     """Write what SES answered for each person of an opened call. Answers whether the chunk still belongs to the holder.
 
-    `tries` gives the earlier counted refusals of people who have some. An answer is never dropped: when the sweeper has
-    already called the people `unknown`, it replaces that.
+    An answer is never dropped: when the sweeper has already called the people `unknown`, it replaces that.
     """
-    results = [_after(result, tries.get(seq, 0)) for seq, result in zip(opened.seqs, answer.results, strict=True)]
-    row = connection.execute(QUERIES["record"], _record_parameters(held, opened, results, answer, tries)).fetchone()
+    parameters = {**held.key, **_record_parameters(held, answered), "cleared": _cleared(answered)}
+    row = connection.execute(QUERIES["record"], parameters).fetchone()
     if row is None:
-        _record_late(connection, held, opened, results, answer, tries)
+        _record_late(connection, answered, parameters)
     return row is not None and row[0] == "leased"
 
 
@@ -351,64 +400,103 @@ def _resolve(connection: Connection, name: str, campaign_id: int, seqs: Sequence
     return [row[0] for row in connection.execute(QUERIES[name], {**parameters, "chunks": chunks})]
 
 
-def _record_parameters(
-    held: Lease, opened: Opened, results: Sequence[Result], answer: Answer, tries: dict[int, int]
-) -> dict[str, Any]:
+def _recipients(campaign_id: int) -> str:
+    """The table of one campaign's recipients (`snapshot` makes it)."""
+    return f"mailpipe.recipient_{campaign_id:d}"
+
+
+@lru_cache(maxsize=1000)
+def _nothing_answered(size: int) -> dict[str, Any]:
+    """The parameters of a call that is opened without an answer to record."""
+    zero = "0" * size
+    return {
+        "no": None,
+        "took": 0.0,
+        "answered": zero,
+        "final": zero,
+        "sent": 0,
+        "failed": 0,
+        "unknown": 0,
+    } | dict.fromkeys(("codes", "message_ids", "message_ids_text", *_EXCEPTIONS))
+
+
+def _record_parameters(held: Lease, answered: Answered) -> dict[str, Any]:
+    opened, answer, tries = answered.opened, answered.answer, answered.tries
+    results = _results(answered)
     kinds = [result.kind for result in results]
-    pairs = list(zip(opened.seqs, results, strict=True))
-    exceptions = [
-        (seq, _resent(result) if result.kind is Kind.SENT else result)
-        for seq, result in pairs
-        if result.kind in (Kind.FAILED, Kind.RETRY, Kind.UNKNOWN)
-        or (result.kind is Kind.SENT and seq in opened.attempts)
-    ]
     sent = kinds.count(Kind.SENT)
+    asked = held.mask(opened.seqs)
+    final, exceptions = asked, []
+    if sent < len(kinds) or opened.attempts:
+        pairs = list(zip(opened.seqs, results, strict=True))
+        final = held.mask([seq for seq, result in pairs if result.kind not in (Kind.RETRY, Kind.AGAIN)])
+        exceptions = [
+            (seq, _resent(result) if result.kind is Kind.SENT else result)
+            for seq, result in pairs
+            if result.kind in (Kind.FAILED, Kind.RETRY, Kind.UNKNOWN)
+            or (result.kind is Kind.SENT and seq in opened.attempts)
+        ]
     packed, text = pack_message_ids([result.message_id or "" for result in results if result.kind is Kind.SENT])
     return {
-        **held.key,
         "no": opened.no,
         "took": answer.seconds,
-        "asked": held.mask(opened.seqs),
-        "final": held.mask([seq for seq, result in pairs if result.kind not in (Kind.RETRY, Kind.AGAIN)]),
+        "answered": asked,
+        "final": final,
         "sent": sent,
         "failed": kinds.count(Kind.FAILED),
         "unknown": kinds.count(Kind.UNKNOWN),
-        "codes": None if sent == len(kinds) else "".join(_LETTERS[kind] for kind in kinds),
+        "codes": None if sent == len(kinds) else "".join([_LETTERS[kind] for kind in kinds]),
         "message_ids": packed,
         "message_ids_text": text,
+        **_exception_parameters(exceptions, tries, opened.attempts),
+    }
+
+
+_EXCEPTIONS = ("seqs", "states", "reasons", "details", "tries", "attempts")
+
+
+def _exception_parameters(
+    exceptions: Sequence[tuple[int, Result]], tries: Mapping[int, int], attempts: Mapping[int, int]
+) -> dict[str, Any]:
+    if not exceptions:
+        return dict.fromkeys(_EXCEPTIONS)
+    return {
         "seqs": [seq for seq, _ in exceptions],
         "states": [result.kind.value for _, result in exceptions],
         "reasons": [result.reason for _, result in exceptions],
         "details": [result.detail for _, result in exceptions],
         "tries": [tries.get(seq, 0) + (result.kind is Kind.RETRY) for seq, result in exceptions],
-        "attempts": [opened.attempts.get(seq, 1) for seq, _ in exceptions],
-        "cleared": [seq for seq, result in pairs if result.kind is Kind.SENT and tries.get(seq)],
+        "attempts": [attempts.get(seq, 1) for seq, _ in exceptions],
     }
 
 
-def _record_late(
-    connection: Connection,
-    held: Lease,
-    opened: Opened,
-    results: Sequence[Result],
-    answer: Answer,
-    tries: dict[int, int],
-) -> None:
+def _results(answered: Answered) -> Sequence[Result]:
+    """The results, those refused too often as failed."""
+    tries = answered.tries
+    if not tries:
+        return answered.answer.results
+    pairs = zip(answered.opened.seqs, answered.answer.results, strict=True)
+    return [_after(result, tries.get(seq, 0)) for seq, result in pairs]
+
+
+def _cleared(answered: Answered) -> list[int]:
+    """Who was refused before and is sent now: nothing remains to be said about them."""
+    pairs = zip(answered.opened.seqs, answered.answer.results, strict=True)
+    return [seq for seq, result in pairs if result.kind is Kind.SENT and answered.tries.get(seq)]
+
+
+def _lock_late(connection: Connection, parameters: dict[str, Any]) -> None:
+    connection.execute(QUERIES["lock_campaign"], parameters)
+    connection.execute(QUERIES["lock_chunk"], parameters)
+
+
+def _record_late(connection: Connection, answered: Answered, parameters: dict[str, Any]) -> None:
     pairs = [
         (seq, _resent(result) if result.kind in (Kind.SENT, Kind.AGAIN) else result)
-        for seq, result in zip(opened.seqs, results, strict=True)
+        for seq, result in zip(answered.opened.seqs, _results(answered), strict=True)
     ]
-    parameters = _record_parameters(held, opened, results, answer, tries)
-    parameters |= {
-        "seqs": [seq for seq, _ in pairs],
-        "states": [result.kind.value for _, result in pairs],
-        "reasons": [result.reason for _, result in pairs],
-        "details": [result.detail for _, result in pairs],
-        "tries": [tries.get(seq, 0) + (result.kind is Kind.RETRY) for seq, result in pairs],
-        "attempts": [opened.attempts.get(seq, 1) for seq, _ in pairs],
-    }
+    parameters = parameters | _exception_parameters(pairs, answered.tries, answered.opened.attempts)
     with connection.transaction():
-        connection.execute(QUERIES["lock_campaign"], parameters)
-        connection.execute(QUERIES["lock_chunk"], parameters)
+        _lock_late(connection, parameters)
         if connection.execute(QUERIES["keep_call"], parameters).fetchone() is not None:
             connection.execute(QUERIES["record_late"], parameters)

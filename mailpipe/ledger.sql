@@ -14,97 +14,108 @@ SET state = 'leased', owner = :owner, fence = c.fence + 1,
     leased_until = clock_timestamp() + make_interval(secs => :seconds)
 FROM free WHERE c.campaign_id = :campaign_id AND c.chunk_no = free.chunk_no
 RETURNING c.campaign_id, c.chunk_no, c.slice, c.first_seq, c.size, c.fence, CAST(c.finished AS text) AS finished, c.owner,
-          (SELECT g.template_version FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id) AS template_version;
+          (SELECT g.template_version FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id) AS template_version,
+          (SELECT s.variables FROM mailpipe.snapshot s WHERE s.campaign_id = :campaign_id) AS names;
 
 -- name: people
 -- Those of a chunk that have no final state yet. `substring`, because the server may look at the bit of somebody outside of the
--- chunk before it compares the numbers, and `get_bit` then fails. The chunk's outcomes come first and alone: the planner takes
--- the chunk for two people, and compared each of its 500 with all outcomes of the campaign.
-WITH excepted AS MATERIALIZED (
-    SELECT seq, tries, attempt FROM mailpipe.outcome
-    WHERE campaign_id = :campaign_id AND seq BETWEEN :first_seq AND CAST(:first_seq AS integer) + :size - 1
+-- chunk before it compares the numbers, and `get_bit` then fails. A campaign's own table instead of the partitioned one: a plan
+-- that is kept would look at every campaign's.
+SELECT seq, user_id, email, timezone, locale, variables FROM {{recipients}}
+WHERE campaign_id = :campaign_id AND seq BETWEEN :first_seq AND CAST(:first_seq AS integer) + :size - 1
+  AND substring((SELECT CAST(:finished AS bit varying)) FROM seq - :first_seq + 1 FOR 1) = B'0'
+ORDER BY seq;
+
+-- name: earlier
+-- What is known about people of a chunk from before: refusals that count, and orders to mail them again.
+SELECT seq, tries, attempt FROM mailpipe.outcome
+WHERE campaign_id = :campaign_id AND seq BETWEEN :first_seq AND CAST(:first_seq AS integer) + :size - 1
+  AND (tries > 0 OR attempt > 1);
+
+-- part: answered
+-- Of the statements that write an answer, once `settled` has changed the chunk: the call, and who is an exception, also those
+-- `refused` at the opening.
+kept AS (
+    INSERT INTO mailpipe.call (campaign_id, chunk_no, no, seconds, positions, accepted, codes, message_ids, message_ids_text)
+    SELECT :campaign_id, :chunk_no, :no, :took, CAST(:answered AS bit varying), :sent, :codes, :message_ids, :message_ids_text
+    FROM settled WHERE CAST(:no AS integer) IS NOT NULL
+),
+excepted AS (
+    INSERT INTO mailpipe.outcome AS o (campaign_id, seq, chunk_no, state, reason, detail, tries, attempt)
+    SELECT :campaign_id, x.seq, :chunk_no, x.state, x.reason, x.detail, x.tries, x.attempt FROM settled, (
+        SELECT * FROM unnest(CAST(:seqs AS integer[]), CAST(:states AS text[]), CAST(:reasons AS text[]),
+                             CAST(:details AS text[]), CAST(:tries AS smallint[]), CAST(:attempts AS smallint[]))
+        UNION ALL SELECT seq, 'skipped', refusal, NULL, CAST(0 AS smallint), CAST(1 AS smallint) FROM refused
+    ) AS x(seq, state, reason, detail, tries, attempt)
+    ON CONFLICT (campaign_id, seq) DO UPDATE
+    SET state = excluded.state, reason = excluded.reason, detail = excluded.detail,
+        tries = greatest(o.tries, excluded.tries), at = clock_timestamp()
 )
-SELECT r.seq, r.user_id, r.email, r.timezone, r.locale, r.variables, coalesce(o.tries, 0) AS tries, coalesce(o.attempt, 1) AS attempt,
-       (SELECT s.variables FROM mailpipe.snapshot s WHERE s.campaign_id = :campaign_id) AS names
-FROM mailpipe.recipient r LEFT JOIN excepted o ON o.seq = r.seq
-WHERE r.campaign_id = :campaign_id AND r.seq BETWEEN :first_seq AND CAST(:first_seq AS integer) + :size - 1
-  AND substring((SELECT CAST(:finished AS bit varying)) FROM r.seq - :first_seq + 1 FOR 1) = B'0'
-ORDER BY r.seq;
 
 -- name: open
 -- Commit this before the request leaves. People suppressed or no longer opted in *now* are skipped, the others' bits are
--- set. No row: the lease, the fence, the campaign's state or its template is no longer what it was, and no call may be made.
-WITH asked AS (
-    SELECT person.seq,
-           -- LIMIT, so that it stays a look-up: an EXISTS is planned as a hash of the whole list, made anew for each call.
-           CASE WHEN (SELECT true FROM mailpipe.suppression s WHERE s.email_key = lower(person.email) LIMIT 1) THEN 'suppressed'
-                WHEN ({{consent}}) IS NOT TRUE THEN 'opted_out' END AS refusal
-    FROM mailpipe.recipient person
-    WHERE person.campaign_id = :campaign_id AND person.seq = ANY(CAST(:seqs AS integer[]))
+-- set; the answer of the call before, if there is one, is written with it: one flush to disk instead of two. No row, and nothing
+-- is written: the lease, the fence, the campaign's state or its template is no longer what it was, and no call may be made.
+WITH refused AS MATERIALIZED (
+    SELECT seq, refusal FROM (
+        SELECT person.seq,
+               -- LIMIT, so that it stays a look-up: an EXISTS is planned as a hash of the whole list, made anew for each call.
+               CASE WHEN (SELECT true FROM mailpipe.suppression s
+                          WHERE s.email_key = mailpipe.email_key(person.email) AND s.scope = ANY(CAST(:scopes AS text[])) LIMIT 1)
+                    THEN 'suppressed'
+                    WHEN (SELECT true FROM mailpipe.opt_out o
+                          WHERE o.person_id = person.user_id AND o.topic = ANY(CAST(:topics AS text[])) LIMIT 1)
+                      OR ({{consent}}) IS NOT TRUE THEN 'opted_out' END AS refusal
+        FROM {{recipients}} person
+        WHERE person.campaign_id = :campaign_id AND person.seq BETWEEN :first AND :last
+    ) AS examined
+    WHERE refusal IS NOT NULL AND get_bit(CAST(:asked AS bit varying), seq - :first_seq) = 1
 ),
-masks AS MATERIALIZED (
-    SELECT CAST(:asked AS bit varying) & ~ refuse AS take, refuse
-    FROM (
-        -- Bits are made for the refused alone, who are few.
-        SELECT count(*) AS found, coalesce(bit_or(set_bit(CAST(repeat('0', :size) AS bit varying), seq - :first_seq, 1))
-                                           FILTER (WHERE refusal IS NOT NULL), CAST(repeat('0', :size) AS bit varying)) AS refuse
-        FROM asked
-    ) AS answered
-    WHERE found = bit_count(CAST(:asked AS bit varying))
+masks AS (
+    -- Bits are made for the refused alone, who are few.
+    SELECT coalesce(bit_or(set_bit(CAST(repeat('0', :size) AS bit varying), seq - :first_seq, 1)),
+                    CAST(repeat('0', :size) AS bit varying)) AS refuse, count(*) AS people FROM refused
 ),
-opening AS (
+settled AS (
     UPDATE mailpipe.chunk c
-    SET opened = c.opened | m.take, finished = c.finished | m.refuse, skipped = c.skipped + bit_count(m.refuse),
-        calls = c.calls + CAST(bit_count(m.take) > 0 AS integer),
+    SET opened = c.opened & ~ CAST(:answered AS bit varying) | CAST(:asked AS bit varying) & ~ m.refuse,
+        finished = c.finished | CAST(:final AS bit varying) | m.refuse,
+        sent = c.sent + :sent, failed = c.failed + :failed, unknown = c.unknown + :unknown, skipped = c.skipped + m.people,
+        calls = c.calls + CAST(m.people < bit_count(CAST(:asked AS bit varying)) AS integer),
         leased_until = clock_timestamp() + make_interval(secs => :seconds)
     FROM masks m
     WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no
       AND c.state = 'leased' AND c.owner = :owner AND c.fence = :fence AND c.leased_until > clock_timestamp()
-      AND bit_count((c.opened | c.finished) & (m.take | m.refuse)) = 0
+      AND bit_count((c.opened & ~ CAST(:answered AS bit varying) | c.finished | CAST(:final AS bit varying)) & CAST(:asked AS bit varying)) = 0
+      AND bit_count(c.opened & CAST(:answered AS bit varying)) = bit_count(CAST(:answered AS bit varying))
       AND set_config('synchronous_commit', 'on', true) = 'on' -- whatever the session, a pooler or the role says
       AND (SELECT g.state = 'sending' AND g.template_version = :template_version FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id)
     RETURNING c.calls
 ),
-refused AS (
-    INSERT INTO mailpipe.outcome (campaign_id, seq, chunk_no, state, reason)
-    SELECT :campaign_id, asked.seq, :chunk_no, 'skipped', asked.refusal FROM asked, opening WHERE asked.refusal IS NOT NULL
-    ON CONFLICT (campaign_id, seq) DO UPDATE SET state = 'skipped', reason = excluded.reason, detail = NULL, at = clock_timestamp()
-)
-SELECT opening.calls, ARRAY(SELECT asked.seq FROM asked WHERE asked.refusal IS NULL ORDER BY asked.seq) FROM opening;
+{{answered}}
+SELECT settled.calls, ARRAY(SELECT seq FROM refused) FROM settled;
 
 -- name: record
 -- An answer is written whatever the campaign's state has become; only a changed fence means that the sweeper was faster.
-WITH settled AS (
+WITH refused AS (SELECT CAST(NULL AS integer) AS seq, CAST(NULL AS text) AS refusal WHERE false),
+settled AS (
     UPDATE mailpipe.chunk c
-    SET opened = c.opened & ~ CAST(:asked AS bit varying), finished = c.finished | CAST(:final AS bit varying),
+    SET opened = c.opened & ~ CAST(:answered AS bit varying), finished = c.finished | CAST(:final AS bit varying),
         sent = c.sent + :sent, failed = c.failed + :failed, unknown = c.unknown + :unknown,
         state = CASE WHEN bit_count(c.finished | CAST(:final AS bit varying)) = c.size THEN 'done' ELSE c.state END,
         owner = CASE WHEN bit_count(c.finished | CAST(:final AS bit varying)) < c.size THEN c.owner END,
         leased_until = CASE WHEN bit_count(c.finished | CAST(:final AS bit varying)) < c.size THEN c.leased_until END
     WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND c.fence = :fence AND c.owner = :owner
-      AND bit_count(c.opened & CAST(:asked AS bit varying)) = bit_count(CAST(:asked AS bit varying))
+      AND bit_count(c.opened & CAST(:answered AS bit varying)) = bit_count(CAST(:answered AS bit varying))
     RETURNING c.state
-),
-answered AS (
-    INSERT INTO mailpipe.call (campaign_id, chunk_no, no, seconds, positions, accepted, codes, message_ids, message_ids_text)
-    SELECT :campaign_id, :chunk_no, :no, :took, CAST(:asked AS bit varying), :sent, :codes, :message_ids, :message_ids_text
-    FROM settled
-),
-excepted AS (
-    INSERT INTO mailpipe.outcome (campaign_id, seq, chunk_no, state, reason, detail, tries, attempt)
-    SELECT :campaign_id, x.seq, :chunk_no, x.state, x.reason, x.detail, x.tries, x.attempt
-    FROM settled, unnest(CAST(:seqs AS integer[]), CAST(:states AS text[]), CAST(:reasons AS text[]),
-                         CAST(:details AS text[]), CAST(:tries AS smallint[]), CAST(:attempts AS smallint[]))
-        AS x(seq, state, reason, detail, tries, attempt)
-    ON CONFLICT (campaign_id, seq) DO UPDATE
-    SET state = excluded.state, reason = excluded.reason, detail = excluded.detail, tries = excluded.tries, at = clock_timestamp()
 ),
 cleared AS (
     -- Mostly of nobody: then the table is not looked at, whichever plan was made while it was small.
     DELETE FROM mailpipe.outcome o USING settled
     WHERE cardinality(CAST(:cleared AS integer[])) > 0
       AND o.campaign_id = :campaign_id AND o.seq = ANY(CAST(:cleared AS integer[])) AND o.state = 'retry' AND o.attempt = 1
-)
+),
+{{answered}}
 SELECT state FROM settled;
 
 -- name: lock_chunk
@@ -157,7 +168,7 @@ FROM totals t, campaign g WHERE c.campaign_id = :campaign_id AND c.chunk_no = :c
 
 -- name: keep_call
 INSERT INTO mailpipe.call (campaign_id, chunk_no, no, seconds, positions, accepted, codes, message_ids, message_ids_text)
-VALUES (:campaign_id, :chunk_no, :no, :took, CAST(:asked AS bit varying), :sent, :codes, :message_ids, :message_ids_text)
+VALUES (:campaign_id, :chunk_no, :no, :took, CAST(:answered AS bit varying), :sent, :codes, :message_ids, :message_ids_text)
 ON CONFLICT (campaign_id, chunk_no, no) DO NOTHING RETURNING no;
 
 -- name: retract

@@ -7,8 +7,7 @@ decided elsewhere.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mailpipe.address import AddressError, send_form
 from mailpipe.links import Signer
@@ -21,8 +20,7 @@ PERSON = ("user_id", "email", "timezone", "locale")
 _encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 
 
-@dataclass(frozen=True, slots=True)
-class Recipient:
+class Recipient(NamedTuple):
     """One row of a snapshot. `tries` counts certain refusals so far; `attempt` is 1 until somebody orders a re-send."""
 
     seq: int

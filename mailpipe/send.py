@@ -124,7 +124,7 @@ def run(
         configuration_set=config.configuration_set,
         lease=config.lease,
         stop=stop,
-        open_statement=ledger.open_statement(config.consent),
+        opening=ledger.opening(found.campaign_id, found.spec.topic, consent=config.consent),
     )
     crew = _Crew(job, slices, horizon, threads)
     with _collector_at_rest():

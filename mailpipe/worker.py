@@ -22,9 +22,9 @@ import psycopg
 
 from mailpipe import ledger, message, pace
 from mailpipe.campaign import Campaign, published_template
-from mailpipe.db import Connection, Database
+from mailpipe.db import Connection, Database, Kept
 from mailpipe.errors import DatabaseUnavailable
-from mailpipe.ledger import Lease, Opened, Unfit
+from mailpipe.ledger import Answered, Lease, Opened, Opening, Unfit
 from mailpipe.links import Signer
 from mailpipe.message import Recipient
 from mailpipe.ses import request
@@ -48,6 +48,8 @@ slots. A call waits them in its thread, of which there are enough."""
 _LEAST_LEAD = 0.02
 """The same for slots that are free at once: they are asked for so much later than now."""
 _RECONNECT = 0.5
+_BRIEF = 0.02
+"""Seconds of waiting for which a thread keeps its connection."""
 _LONGEST_REST = 15.0
 """Seconds between two attempts to reach SES, growing from the first to the last; nobody's attempt is counted."""
 HOPELESS_CALLS = 5
@@ -94,7 +96,7 @@ class Job:
     configuration_set: str
     lease: float
     stop: threading.Event
-    open_statement: bytes
+    opening: Opening
     unanswered: Streak = field(default_factory=Streak)
     refused: Streak = field(default_factory=Streak)
 
@@ -114,13 +116,6 @@ class _Entry:
     entry: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    opened: Opened
-    answer: Answer
-    tries: dict[int, int]
-
-
 @dataclass
 class _Chunk:
     """A leased chunk at work: batches still to be called, counted refusals by seq, an answer that is not written yet, and the
@@ -129,7 +124,7 @@ class _Chunk:
     held: Lease
     todo: deque[list[_Entry]]
     tries: dict[int, int]
-    answered: _Answered | None = None
+    answered: Answered | None = None
     delay: float = 0.0
 
     def next_batch(self, size: int) -> list[_Entry]:
@@ -150,6 +145,9 @@ class Worker:
     _open_seconds: float = 0.005
     _rest: float = _RECONNECT
 
+    def __post_init__(self) -> None:
+        self._kept = Kept(self.job.database)
+
     def work(self, held: Lease) -> None:
         """Work a leased chunk until nobody in it is left, the campaign stops, or the lease is lost."""
         self.held = held
@@ -157,6 +155,7 @@ class Worker:
             self._work(self._prepare(held))
         finally:
             self.held = None
+            self._kept.give_back()
 
     def _work(self, chunk: _Chunk) -> None:
         try:
@@ -164,10 +163,9 @@ class Worker:
                 if not self._next_call(chunk):
                     break
         finally:
-            # Also after a fault: an answer that is known is written.
-            self._record(chunk)
-            # Does nothing to a chunk that is done, or no longer ours.
-            self._safely(lambda connection: ledger.release(connection, chunk.held, delay=chunk.delay))
+            # Also after a fault: an answer that is known is written. A chunk that is done, or no longer ours, needs nothing more.
+            if self._record(chunk):
+                self._safely(lambda connection: ledger.release(connection, chunk.held, delay=chunk.delay))
 
     def _next_call(self, chunk: _Chunk) -> bool:
         """Take a slot, open a call, make it. Answers whether the chunk can be gone on with."""
@@ -175,7 +173,7 @@ class Worker:
         if slot is None:
             return False
         # Opened just before its slot: the commit and the making of the request take about this long.
-        if self.job.stop.wait(max(0.0, slot.wait - 2 * self._open_seconds - _LEAD)):
+        if self._pause(slot.wait - 2 * self._open_seconds - _LEAD):
             return False
         batch = chunk.next_batch(slot.call_size)
         opened = self._open(chunk, batch)
@@ -189,14 +187,14 @@ class Worker:
             self._retract(chunk.held, opened)
             chunk.todo.appendleft(chosen)
             return True
-        chunk.answered = _Answered(
+        chunk.answered = Answered(
             opened, answer, {seq: chunk.tries[seq] for seq in opened.seqs if chunk.tries.get(seq)}
         )
         if self._consider(chunk, answer, chosen):
             return True
         # SES could not be reached: a rest instead of a storm of attempts. What is known is written before.
         holding = self._record(chunk)
-        self.job.stop.wait(self._rest)
+        self._pause(self._rest)
         self._rest = min(self._rest * 2, _LONGEST_REST)
         return holding
 
@@ -248,7 +246,7 @@ class Worker:
             if slot.wait > PATIENCE or time.monotonic() > give_up:
                 chunk.delay = max(chunk.delay, slot.wait)
                 return None
-            if self.job.stop.wait(min(slot.wait, 1.0)):
+            if self._pause(min(slot.wait, 1.0)):
                 return None
 
     def _take(self, patience: float) -> pace.Slot | pace.Refusal:
@@ -258,23 +256,28 @@ class Worker:
     def _open(self, chunk: _Chunk, batch: Sequence[_Entry]) -> Opened | None:
         """Open a call, in one commit with the record of the one before. None: no call may be made."""
         people = [one.person for one in batch]
-        held, answered = chunk.held, chunk.answered
+        if chunk.answered is not None and chunk.answered.tries and not self._record(chunk):
+            return None
         start = time.monotonic()
         try:
-            with self.job.database.transaction() as connection:
-                opened = None
-                if answered is None or self._write(connection, held, answered):
-                    opened = ledger.open_call(
-                        connection, held, people, statement=self.job.open_statement, seconds=self.job.lease
-                    )
+            with self._kept.use() as connection:
+                opened = ledger.open_call(
+                    connection,
+                    chunk.held,
+                    people,
+                    opening=self.job.opening,
+                    seconds=self.job.lease,
+                    answered=chunk.answered,
+                )
         except (psycopg.OperationalError, DatabaseUnavailable):
             # Nobody knows whether this commit happened. Nothing was sent, so what it may have opened is closed again.
             LOG.warning("database lost while a call was opened; it is not made")
-            self._retract(held, Opened(0, tuple(person.seq for person in people)))
+            self._retract(chunk.held, Opened(0, tuple(person.seq for person in people)))
             self._record(chunk)
             return None
-        chunk.answered = None
-        self._open_seconds += (min(time.monotonic() - start, 0.1) - self._open_seconds) / 8
+        if opened is not None:
+            chunk.answered = None
+            self._open_seconds += (min(time.monotonic() - start, 0.1) - self._open_seconds) / 8
         return opened
 
     def _call(self, chunk: _Chunk, chosen: Sequence[_Entry], slot: pace.Slot) -> Answer | None:
@@ -342,17 +345,23 @@ class Worker:
             return True
         return self._safely(lambda connection: self._write(connection, chunk.held, answered))
 
-    def _write(self, connection: Connection, held: Lease, answered: _Answered) -> bool:
-        return ledger.record(connection, held, answered.opened, answered.answer, answered.tries)
+    def _write(self, connection: Connection, held: Lease, answered: Answered) -> bool:
+        return ledger.record(connection, held, answered)
 
     def _retract(self, held: Lease, opened: Opened) -> None:
         self._safely(lambda connection: ledger.retract(connection, held, opened))
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait, and leave the connection to others if it is long. Answers whether the run was told to stop."""
+        if seconds > _BRIEF:
+            self._kept.give_back()
+        return self.job.stop.wait(max(0.0, seconds))
 
     def _safely(self, step: Callable[[Connection], T]) -> T:
         """Run a step that may be repeated; a lost database is waited for."""
         while True:
             try:
-                with self.job.database.connection() as connection:
+                with self._kept.use() as connection:
                     return step(connection)
             except (psycopg.OperationalError, DatabaseUnavailable) as error:
                 LOG.warning("database not available, waiting: %s", type(error).__name__)

@@ -15,7 +15,7 @@ from mailpipe import campaign, embedded_postgres, ledger, report, snapshot
 from mailpipe.db import Database
 from mailpipe.send import Outcome, run
 from mailpipe.ses.client import Ses, connect
-from mailpipe.settings import Settings
+from mailpipe.settings import DEFAULT_CONSENT, Settings
 from mailpipe.simulator.child import StandIn
 
 SEGMENT = """\
@@ -37,6 +37,11 @@ CREATE TABLE IF NOT EXISTS users (
     is_active boolean NOT NULL DEFAULT true, marketing_opt_in boolean DEFAULT true,
     created_at timestamptz NOT NULL DEFAULT '2020-01-01Z')"""
 STATES = ("pending", "sending", "sent", "failed", "skipped", "unknown")
+
+
+def opening(campaign_id: int) -> ledger.Opening:
+    """How a run opens the calls of a campaign of the tests."""
+    return ledger.opening(campaign_id, "news", consent=DEFAULT_CONSENT)
 
 
 @dataclass

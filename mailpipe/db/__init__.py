@@ -7,7 +7,7 @@ plain psycopg connections. SQLAlchemy keeps the pool, the migrations and the rea
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
 
 import psycopg
@@ -102,6 +102,41 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+class Kept:
+    """One pooled connection that a thread keeps from statement to statement: taking one from the pool, and asking whether it still
+    lives, costs as much as opening a call. Not shared between threads.
+
+    For statements that are repeated and whose plan does not depend on the values: the server plans each once. Left to itself it
+    takes a range of fifty for one of thousands, and plans the opening of a call anew each time (0.5 ms, as much as it then works).
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._stack = ExitStack()
+        self._connection: Connection | None = None
+
+    @contextmanager
+    def use(self) -> Iterator[Connection]:
+        """The connection, in autocommit mode; given back when an error passes. Raises what `Database.connection` does."""
+        if self._connection is None:
+            self._connection = self._stack.enter_context(self._database.connection())
+            self._connection.execute("SET plan_cache_mode = force_generic_plan")
+        try:
+            yield self._connection
+        except BaseException as error:
+            self._connection = None
+            self._stack.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def give_back(self) -> None:
+        """Leave the connection to others for a while."""
+        if self._connection is not None:
+            with suppress(psycopg.OperationalError, DatabaseUnavailable), self.use() as connection:
+                connection.execute("RESET plan_cache_mode")
+        self._connection = None
+        self._stack.close()
 
 
 def check_durability(connection: Connection, *, allow_unsafe: bool = False) -> None:

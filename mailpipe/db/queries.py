@@ -6,32 +6,39 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-_NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_HEAD = re.compile(r"^-- (name|part): (\w+)\s*$", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 
 
 class Queries:
-    """The named queries of one `.sql` file, as psycopg takes them. Parameters are written `:name`."""
+    """The named queries of one `.sql` file, as psycopg takes them. Parameters are written `:name`. What several queries of a file
+    share is a `-- part:`, and stands in them as `{{its name}}`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        parts = _NAME.split(path.read_text(encoding="utf-8"))
-        self.texts: dict[str, str] = dict(zip(parts[1::2], (text.strip() for text in parts[2::2]), strict=True))
+        pieces = _HEAD.split(path.read_text(encoding="utf-8"))
+        found = list(zip(pieces[1::3], pieces[2::3], (text.strip() for text in pieces[3::3]), strict=True))
+        parts = {name: text for kind, name, text in found if kind == "part"}
+        self.texts: dict[str, str] = {name: _fill(text, parts) for kind, name, text in found if kind == "name"}
 
     def __getitem__(self, name: str) -> bytes:
         return to_psycopg(self.texts[name])
 
     def filled(self, name: str, **fragments: str) -> bytes:
         """The query with `{{fragment}}` replaced by SQL of our own settings (never by data)."""
-        text = self.texts[name]
-        for key, fragment in fragments.items():
-            text = text.replace("{{" + key + "}}", fragment)
-        return to_psycopg(text)
+        return to_psycopg(_fill(self.texts[name], fragments))
 
 
 def beside(module_file: str) -> Queries:
     """The queries of the module's own file: `ledger.py` owns `ledger.sql`."""
     return Queries(Path(module_file).with_suffix(".sql"))
+
+
+def _fill(text: str, fragments: dict[str, str]) -> str:
+    for key, fragment in fragments.items():
+        text = text.replace("{{" + key + "}}", fragment)
+    return text
 
 
 @lru_cache(maxsize=256)

@@ -72,7 +72,7 @@ def test_a_sender_that_is_not_verified_stops_the_campaign(ministack: Ministack, 
 def test_the_sandbox_refuses_some_of_a_call(shop: Ministack, template: Template) -> None:
     """MESSAGE_REJECTED for entries: those who were accepted are sent, the others are pending, the campaign stops."""
     shop.leave_production()
-    allowed = replace(person(1, city="Huế", offer="x"), email="success+1@simulator.amazonses.com")
+    allowed = person(1, city="Huế", offer="x")._replace(email="success+1@simulator.amazonses.com")
     answer = shop.ses.send(make_request(template, [person(2, city="Huế", offer="x"), allowed]))
     assert [(result.kind, result.reason) for result in answer.results] == [
         (Kind.AGAIN, "sender_not_verified"),

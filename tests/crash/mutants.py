@@ -10,9 +10,8 @@ from typing import Any
 
 from mailpipe import ledger
 from mailpipe.db import Connection
-from mailpipe.ledger import Lease, Opened
+from mailpipe.ledger import Answered, Lease, Opened
 from mailpipe.message import Recipient
-from mailpipe.ses.answer import Answer
 
 ALL: dict[str, Callable[[], None]] = {}
 
@@ -45,20 +44,27 @@ def marked_after_the_call() -> None:
     open_call, record = ledger.open_call, ledger.record
     asked: dict[tuple[int, ...], tuple[Sequence[Recipient], dict[str, Any]]] = {}
 
-    def open_nothing(connection: Connection, held: Lease, chosen: Sequence[Recipient], **named: Any) -> Opened | None:
+    def open_nothing(
+        connection: Connection,
+        held: Lease,
+        chosen: Sequence[Recipient],
+        *,
+        answered: Answered | None = None,
+        **named: Any,
+    ) -> Opened | None:
+        if answered is not None and not open_and_record(connection, held, answered):
+            return None
         with connection.transaction(force_rollback=True):
             opened = open_call(connection, held, chosen, **named)
         if opened is not None:
             asked[opened.seqs] = (chosen, named)
         return opened
 
-    def open_and_record(
-        connection: Connection, held: Lease, opened: Opened, answer: Answer, tries: dict[int, int]
-    ) -> bool:
-        chosen, named = asked[opened.seqs]
+    def open_and_record(connection: Connection, held: Lease, answered: Answered) -> bool:
+        chosen, named = asked[answered.opened.seqs]
         with connection.transaction():
             open_call(connection, held, chosen, **named)
-            return record(connection, held, opened, answer, tries)
+            return record(connection, held, answered)
 
     ledger.open_call, ledger.record = open_nothing, open_and_record
 
@@ -66,15 +72,11 @@ def marked_after_the_call() -> None:
 @_mutant
 def opened_by_an_asynchronous_commit() -> None:
     """The commit that opens a call is answered before it is on disk."""
-    open_call = ledger.open_call
-
-    def open_loosely(connection: Connection, *arguments: Any, **named: Any) -> Opened | None:
-        opened = open_call(connection, *arguments, **named)
-        # Afterwards: the statement sets it to on itself.
-        connection.execute("SET LOCAL synchronous_commit = off")
-        return opened
-
-    ledger.open_call = open_loosely
+    _edit(
+        "open",
+        "set_config('synchronous_commit', 'on', true) = 'on'",
+        "set_config('synchronous_commit', 'off', true) = 'off'",
+    )
 
 
 def _edit(name: str, old: str, new: str) -> None:

@@ -15,8 +15,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +24,7 @@ import psycopg
 from sqlalchemy.engine import make_url
 
 from mailpipe import campaign, event, ledger, pace, send, snapshot
-from mailpipe.db import STANDSTILL, Connection, Database
+from mailpipe.db import STANDSTILL, Database
 from mailpipe.errors import DatabaseUnavailable
 from mailpipe.ses import client
 from mailpipe.ses.client import Ses
@@ -46,18 +45,18 @@ STEPS: dict[str, tuple[Any, str]] = {
     "take": (pace.Pace, "take"),
     "open": (Worker, "_open"),
     "opening": (ledger, "open_call"),
-    "commit": (Database, "transaction"),
     "call": (Ses, "send"),
     "leave": (Ses, "_leaves"),
     "record": (ledger, "record"),
+    "locked": (ledger, "_lock_late"),
     "retract": (ledger, "retract"),
     "release": (ledger, "release"),
     "settle": (event, "settle"),
     "finish": (campaign, "finish"),
     "freeze": (snapshot._Table, "run"),
 }
-"""Where the process can be struck. `opening` is the statement that sets the bits, after it nothing is committed; after `commit`
-and `open` it is. After `leave` the request is signed and goes to the socket; after `call` its answer is here and not recorded."""
+"""Where the process can be struck. `opening` is the statement that sets the bits: after it they are committed. After `leave` the
+request is signed and goes to the socket; after `call` its answer is here and not recorded."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ class _Striker:
         for step in {fault.step for fault in self._faults}:
             holder, name = STEPS[step]
             real = getattr(holder, name)
-            setattr(holder, name, self._transaction(real) if step == "commit" else self._wrapped(step, real))
+            setattr(holder, name, self._wrapped(step, real))
 
     def _wrapped(self, step: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
@@ -153,16 +152,6 @@ class _Striker:
             return result
 
         return wrapped
-
-    def _transaction(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        @contextmanager
-        def transaction(database: Database) -> Iterator[Connection]:
-            with real(database) as connection:
-                yield connection
-                self._come_to("commit", "before", (connection,))
-            self._come_to("commit", "after", ())
-
-        return transaction
 
     def _come_to(self, step: str, when: When, arguments: tuple[Any, ...]) -> None:
         for fault in self._faults:

@@ -23,13 +23,11 @@ from hypothesis.stateful import (
 
 from mailpipe import campaign, event, ledger
 from mailpipe.db import Connection
-from mailpipe.ledger import Lease, Opened, Unfit
+from mailpipe.ledger import Answered, Lease, Opened, Unfit
 from mailpipe.message import Recipient
 from mailpipe.ses.answer import Answer, Kind, Result
-from mailpipe.settings import DEFAULT_CONSENT
-from tests.support import World, wait_for
+from tests.support import World, opening, wait_for
 
-OPEN = ledger.open_statement(DEFAULT_CONSENT)
 SENT, FAILED, RETRY, AGAIN, UNKNOWN = Kind.SENT, Kind.FAILED, Kind.RETRY, Kind.AGAIN, Kind.UNKNOWN
 
 
@@ -83,7 +81,7 @@ class Table:
         """Open a call for these people, or for everybody of the chunk."""
         wanted = seqs or tuple(range(held.first_seq, held.first_seq + held.size))
         people = [Recipient(seq, str(seq), "unread", None, None, {}) for seq in wanted]
-        return ledger.open_call(self.connection, held, people, statement=OPEN, seconds=seconds)
+        return ledger.open_call(self.connection, held, people, opening=opening(self.campaign_id), seconds=seconds)
 
     def call(self, held: Lease, *seqs: int) -> Opened:
         opened = self.open(held, *seqs)
@@ -91,7 +89,7 @@ class Table:
         return opened
 
     def record(self, held: Lease, opened: Opened, said: Answer, tries: dict[int, int] | None = None) -> bool:
-        return ledger.record(self.connection, held, opened, said, tries or {})
+        return ledger.record(self.connection, held, Answered(opened, said, tries or {}))
 
     def expire(self) -> tuple[int, int]:
         """Let every lease of the campaign end now, and sweep."""
@@ -220,7 +218,7 @@ class TestLease:
 
     def test_a_chunk_far_along_in_a_large_campaign_can_be_read(self, make: Any) -> None:
         table: Table = make(1)
-        far = Lease(table.campaign_id, 9, 99, 2_000_000, 500, 1, "0" * 500, "one", "any")
+        far = Lease(table.campaign_id, 9, 99, 2_000_000, 500, 1, "0" * 500, "one", "any", [])
         assert table.people(far) == []
 
 
@@ -541,7 +539,7 @@ class TestSweep:
             "UPDATE mailpipe.chunk SET leased_until = now() - interval '1 s' WHERE state = 'leased'"
         )
         with table.world.database.transaction() as writing:
-            ledger.record(writing, held, opened, answer(SENT, SENT), {})
+            ledger.record(writing, held, Answered(opened, answer(SENT, SENT)))
             assert ledger.expire_leases(table.connection, table.campaign_id) == (0, 0)
         assert table.row() == "ss"
 
@@ -816,7 +814,9 @@ class Machine(RuleBasedStateMachine):
         people = self.table.people(replace(worker.held, finished=self.finished(worker.held)))[:number]
         if not people:
             return
-        opened = ledger.open_call(self.table.connection, worker.held, people, statement=OPEN, seconds=60)
+        opened = ledger.open_call(
+            self.table.connection, worker.held, people, opening=opening(self.table.campaign_id), seconds=60
+        )
         if opened is None:
             worker.held = None
             return
@@ -988,7 +988,9 @@ class Machine(RuleBasedStateMachine):
         worker.open = worker.held = None
         while (held := self.table.lease("honest")) is not None:
             people = self.table.people(held)
-            opened = ledger.open_call(self.table.connection, held, people, statement=OPEN, seconds=60)
+            opened = ledger.open_call(
+                self.table.connection, held, people, opening=opening(self.table.campaign_id), seconds=60
+            )
             assert opened is not None
             if opened.seqs:
                 self.accepted.update((seq, opened.attempts.get(seq, 1)) for seq in opened.seqs)

@@ -29,6 +29,7 @@ ALL = [(path, name) for path in FILES for name in Queries(path).texts]
 FRAGMENTS = {
     "campaign_id": "1",
     "table": "mailpipe.recipient_1",
+    "recipients": "mailpipe.recipient_1",
     "staged": "mailpipe.staged_1",
     "hash": "hashtextextended(user_id, 0)",
     "known": "true",

@@ -9,10 +9,8 @@ from mailpipe.db import Connection
 from mailpipe.errors import CampaignError
 from mailpipe.message import Recipient
 from mailpipe.reconcile import Reconciled
-from mailpipe.settings import DEFAULT_CONSENT
-from tests.support import World
+from tests.support import World, opening
 
-OPEN = ledger.open_statement(DEFAULT_CONSENT)
 NOTHING = Reconciled(0, 0, 0, ())
 
 
@@ -24,7 +22,7 @@ def dies_in_a_call(scene: World, connection: Connection, key: str, *seqs: int) -
     held = ledger.lease(connection, campaign_id, (0, 99), owner="dead", seconds=60)
     assert held is not None
     people = [Recipient(seq, str(seq), "unread", None, None, {}) for seq in seqs]
-    opened = ledger.open_call(connection, held, people, statement=OPEN, seconds=60)
+    opened = ledger.open_call(connection, held, people, opening=opening(campaign_id), seconds=60)
     assert opened is not None and opened.seqs == seqs
     connection.execute(
         "UPDATE mailpipe.chunk SET leased_until = now() - interval '1 s' WHERE campaign_id = %s AND state = 'leased'",

@@ -21,7 +21,6 @@ from mailpipe.ses.answer import Kind
 from tests.db.test_ledger import (
     AGAIN,
     FAILED,
-    OPEN,
     RETRY,
     SENT,
     UNKNOWN,
@@ -29,7 +28,7 @@ from tests.db.test_ledger import (
     answer,
     somebody_waits_for_a_lock,
 )
-from tests.support import World, wait_for
+from tests.support import World, opening, wait_for
 
 
 @pytest.fixture
@@ -245,7 +244,9 @@ class TestWho:
 
 def open_people(table: Table, held: Lease) -> Opened:
     """Open a call for everybody of the chunk who is left, as a worker does."""
-    opened = ledger.open_call(table.connection, held, table.people(held), statement=OPEN, seconds=60)
+    opened = ledger.open_call(
+        table.connection, held, table.people(held), opening=opening(table.campaign_id), seconds=60
+    )
     assert opened is not None
     return opened
 

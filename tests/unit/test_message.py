@@ -81,13 +81,13 @@ def test_columns_of_the_person_are_variables_only_where_they_are_declared() -> N
 @pytest.mark.parametrize(
     ("recipient", "reason", "detail"),
     [
-        (replace(anna, email="anna@@example.com"), "unusable_address", "email"),
-        (replace(anna, email="andrée@example.com"), "unusable_address", "email"),
-        (replace(anna, variables={"first_name": "Anna"}), "missing_variable", "city"),
-        (replace(anna, variables={"city": " "}), "missing_variable", "city"),
-        (replace(anna, user_id="x" * 600), "too_large", "unsubscribe link"),
-        (replace(anna, user_id="\ud800"), "too_large", "unsubscribe link"),
-        (replace(anna, variables={"city": "ä" * 70_000}), "too_large", "template data"),
+        (anna._replace(email="anna@@example.com"), "unusable_address", "email"),
+        (anna._replace(email="andrée@example.com"), "unusable_address", "email"),
+        (anna._replace(variables={"first_name": "Anna"}), "missing_variable", "city"),
+        (anna._replace(variables={"city": " "}), "missing_variable", "city"),
+        (anna._replace(user_id="x" * 600), "too_large", "unsubscribe link"),
+        (anna._replace(user_id="\ud800"), "too_large", "unsubscribe link"),
+        (anna._replace(variables={"city": "ä" * 70_000}), "too_large", "template data"),
     ],
 )
 def test_an_unfit_person_is_named_by_reason_and_never_by_value(recipient: Recipient, reason: str, detail: str) -> None:
@@ -107,7 +107,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) 
 def test_every_entry_that_is_made_is_one_that_ses_takes(user_id: str, variables: dict[str, object]) -> None:
     if not str(variables.get("city") or "").strip() and variables.get("city") not in (0, False, []):
         variables["city"] = "Köln"
-    made = make(replace(anna, user_id=user_id, variables=variables))
+    made = make(anna._replace(user_id=user_id, variables=variables))
     request = bulk_request(sender="Shop <news@example.com>", template_name="t", configuration_set="c", entries=[made])
     check_bulk(request, max_entries=50)
 
