@@ -21,7 +21,8 @@ def settle(context: dg.OpExecutionContext, config: ReconcileConfig, database: Da
     with explained(), database.connection() as connection:
         done = reconciling.run(connection, config.campaign or None)
     context.log.info(
-        f"{done.freed_chunks} chunks freed, {done.became_unknown} people unknown by it, {done.settled} people settled by"
+        f"{done.freed_chunks} chunks freed, {done.became_unknown} people unknown by it, {done.expired} expired,"
+        f" {done.settled} people settled by"
         f" events, campaigns done: {', '.join(done.finished) or 'none'}"
     )
 

@@ -278,12 +278,14 @@ def start(
         raise CampaignError(f"campaign {key!r} is paused ({found.state_reason}); resume it instead")
     if found.state != "approved":
         raise CampaignError(f"campaign {key!r} is {found.state}; only an approved campaign can be started")
-    if connection.execute(QUERIES["has_snapshot"], {"campaign_id": found.campaign_id}).fetchone() is None:
+    frozen = connection.execute(QUERIES["has_snapshot"], {"campaign_id": found.campaign_id}).fetchone()
+    if frozen is None:
         raise CampaignError(f"campaign {key!r} has no snapshot yet; run the snapshot first")
-    behind = (found.now - found.due_at).total_seconds()
-    if found.spec.due_at is not None and behind > grace and not late:
+    due_at = frozen[0] or found.due_at
+    behind = (found.now - due_at).total_seconds()
+    if found.spec.is_timed and behind > grace and not late:
         raise CampaignError(
-            f"campaign {key!r} was due at {found.due_at:%Y-%m-%d %H:%M %Z}, {behind / 3600:.1f} h ago, and nobody started it:"
+            f"campaign {key!r} was due at {due_at:%Y-%m-%d %H:%M %Z}, {behind / 3600:.1f} h ago, and nobody started it:"
             f" it is missed. If its mails still make sense, start it explicitly with --late (in Dagster: the field `late`)"
         )
     _move(connection, found, "start", actor, {"late": True} if late else None, must=False)

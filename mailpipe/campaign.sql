@@ -29,7 +29,8 @@ ON CONFLICT (name) DO UPDATE SET published_at = clock_timestamp();
 SELECT content FROM mailpipe.template_version WHERE name = :name;
 
 -- name: has_snapshot
-SELECT 1 FROM mailpipe.snapshot WHERE campaign_id = :campaign_id;
+-- And when its people are first due.
+SELECT (SELECT min(d.due_at) FROM mailpipe.due d WHERE d.campaign_id = :campaign_id) FROM mailpipe.snapshot WHERE campaign_id = :campaign_id;
 
 -- name: approve
 UPDATE mailpipe.campaign
@@ -69,7 +70,7 @@ WHERE campaign_id = :campaign_id AND state = :state;
 UPDATE mailpipe.campaign c SET state = 'done', state_reason = NULL, changed_at = clock_timestamp()
 WHERE c.campaign_id = :campaign_id AND c.state = 'sending'
   AND EXISTS (SELECT FROM mailpipe.snapshot s WHERE s.campaign_id = c.campaign_id)
-  AND NOT EXISTS (SELECT FROM mailpipe.chunk k WHERE k.campaign_id = c.campaign_id AND k.state <> 'done');
+  AND NOT EXISTS (SELECT FROM mailpipe.chunk k WHERE k.campaign_id = c.campaign_id AND k.state NOT IN ('done', 'expired'));
 
 -- name: reopen
 -- An answer that came after its people were given up as `unknown` can prove that they were not mailed; a person can order a re-send.

@@ -6,6 +6,7 @@ WITH free AS (
     SELECT c.chunk_no FROM mailpipe.chunk c
     WHERE c.campaign_id = :campaign_id AND c.chunk_no >= :low AND c.slice BETWEEN :first_slice AND :last_slice
       AND c.state = 'pending' AND c.due_at <= clock_timestamp()
+      AND coalesce(least(c.expires_at, c.quiet_at), 'infinity') > clock_timestamp()
       AND (SELECT g.state = 'sending' FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id)
     ORDER BY c.chunk_no LIMIT 1 FOR UPDATE OF c SKIP LOCKED
 )
@@ -86,6 +87,7 @@ settled AS (
     FROM masks m
     WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no
       AND c.state = 'leased' AND c.owner = :owner AND c.fence = :fence AND c.leased_until > clock_timestamp()
+      AND coalesce(least(c.expires_at, c.quiet_at), 'infinity') > clock_timestamp()
       AND bit_count((c.opened & ~ CAST(:answered AS bit varying) | c.finished | CAST(:final AS bit varying)) & CAST(:asked AS bit varying)) = 0
       AND bit_count(c.opened & CAST(:answered AS bit varying)) = bit_count(CAST(:answered AS bit varying))
       AND set_config('synchronous_commit', 'on', true) = 'on' -- whatever the session, a pooler or the role says
@@ -329,17 +331,17 @@ SELECT seq FROM believed ORDER BY seq;
 
 -- name: counts
 SELECT count(*) AS chunks, coalesce(sum(size), 0) AS total, coalesce(sum(sent), 0) AS sent, coalesce(sum(failed), 0) AS failed,
-       coalesce(sum(skipped), 0) + coalesce(sum(size - bit_count(finished)) FILTER (WHERE state = 'cancelled'), 0) AS skipped,
+       coalesce(sum(skipped), 0) + coalesce(sum(size - bit_count(finished)) FILTER (WHERE state IN ('cancelled', 'expired')), 0) AS skipped,
        coalesce(sum(unknown), 0) AS unknown, coalesce(sum(bit_count(opened)), 0) AS sending,
-       coalesce(sum(size - bit_count(finished | opened)) FILTER (WHERE state <> 'cancelled'), 0) AS pending,
+       coalesce(sum(size - bit_count(finished | opened)) FILTER (WHERE state NOT IN ('cancelled', 'expired')), 0) AS pending,
        count(*) FILTER (WHERE state = 'pending') AS queued_chunks, count(*) FILTER (WHERE state = 'leased') AS processing_chunks
 FROM mailpipe.chunk WHERE campaign_id = :campaign_id;
 
 -- name: slices
 SELECT slice, sum(size) AS total, sum(sent) AS sent, sum(failed) AS failed,
-       sum(skipped) + coalesce(sum(size - bit_count(finished)) FILTER (WHERE state = 'cancelled'), 0) AS skipped,
+       sum(skipped) + coalesce(sum(size - bit_count(finished)) FILTER (WHERE state IN ('cancelled', 'expired')), 0) AS skipped,
        sum(unknown) AS unknown, sum(bit_count(opened)) AS sending,
-       coalesce(sum(size - bit_count(finished | opened)) FILTER (WHERE state <> 'cancelled'), 0) AS pending
+       coalesce(sum(size - bit_count(finished | opened)) FILTER (WHERE state NOT IN ('cancelled', 'expired')), 0) AS pending
 FROM mailpipe.chunk WHERE campaign_id = :campaign_id AND slice BETWEEN :first_slice AND :last_slice GROUP BY slice ORDER BY slice;
 
 -- name: next_due

@@ -14,6 +14,7 @@ from psycopg.rows import class_row
 
 from mailpipe import campaign, event, ledger
 from mailpipe.db import Connection, queries
+from mailpipe.schedule import window
 
 QUERIES = queries.beside(__file__)
 
@@ -37,13 +38,14 @@ class Unattended:
 
 @dataclass(frozen=True)
 class Reconciled:
-    """What was put in order: chunks freed from silent workers, people who became `unknown` by it, people whom events settled,
-    campaigns that are done by it."""
+    """What was put in order: chunks freed from silent workers, people who became `unknown` by it, people whose mail has expired,
+    people whom events settled, campaigns that are done by it."""
 
     freed_chunks: int
     became_unknown: int
     settled: int
     finished: tuple[str, ...]
+    expired: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "finished": list(self.finished)}
@@ -57,6 +59,7 @@ def run(connection: Connection, key: str | None = None) -> Reconciled:
     """
     chosen = [campaign.get(connection, key)] if key else campaign.get_all(connection)
     freed, lost = ledger.expire_leases(connection, chosen[0].campaign_id if key else None)
+    closed = window.close(connection, chosen[0].campaign_id if key else None)
     settled = 0
     finished = []
     for found in chosen:
@@ -65,7 +68,7 @@ def run(connection: Connection, key: str | None = None) -> Reconciled:
             campaign.reopen(connection, found.campaign_id)
         if found.state == "sending" and campaign.finish(connection, found.campaign_id):
             finished.append(found.key)
-    return Reconciled(freed, lost, settled, tuple(finished))
+    return Reconciled(freed, lost, settled, tuple(finished), closed.expired)
 
 
 def unattended(connection: Connection, *, quiet: float = QUIET) -> list[Unattended]:

@@ -3,8 +3,8 @@
 -- name: outcomes
 SELECT state, reason, count(*) FROM mailpipe.outcome WHERE campaign_id = :campaign_id AND state <> 'retry' GROUP BY state, reason
 UNION ALL
-SELECT 'skipped', 'cancelled', sum(size - bit_count(finished)) FROM mailpipe.chunk
-WHERE campaign_id = :campaign_id AND state = 'cancelled' HAVING sum(size - bit_count(finished)) > 0
+SELECT 'skipped', state, sum(size - bit_count(finished)) FROM mailpipe.chunk
+WHERE campaign_id = :campaign_id AND state IN ('cancelled', 'expired') GROUP BY state HAVING sum(size - bit_count(finished)) > 0
 ORDER BY 1, 3 DESC, 2;
 
 -- name: rate

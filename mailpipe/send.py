@@ -26,6 +26,7 @@ from mailpipe.db import Connection, Database
 from mailpipe.errors import CampaignError, DatabaseUnavailable, ServiceError
 from mailpipe.ledger import SliceCounts
 from mailpipe.links import Signer
+from mailpipe.schedule import window
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
 from mailpipe.worker import Job, Tally, Templates, Worker
@@ -366,6 +367,8 @@ class _Crew:
 
     def _next_due(self, connection: Connection) -> float | None:
         ledger.expire_leases(connection, self._job.campaign.campaign_id)
+        if self._job.campaign.spec.closes:
+            window.close(connection, self._job.campaign.campaign_id)
         if campaign.get(connection, self._job.campaign.key).state != "sending":
             return None
         return ledger.next_due(connection, self._job.campaign.campaign_id, self._slices).soonest

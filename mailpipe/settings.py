@@ -7,6 +7,7 @@ belongs to one campaign is not a setting but a field of its file (`campaign.py`)
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Mapping
@@ -20,9 +21,18 @@ from mailpipe import lane
 from mailpipe.errors import SettingsError
 from mailpipe.lane import Lane, LaneName
 
+_CAP = re.compile(r"(\d{1,4})\s*/\s*(\d{1,3})\s*d?")
 DEFAULT_CONSENT = """\
 EXISTS (SELECT FROM users u
         WHERE u.user_id = CAST(person.user_id AS bigint) AND u.marketing_opt_in AND u.is_active)"""
+
+
+@dataclass(frozen=True)
+class Cap:
+    """At most `mails` in any `days` days."""
+
+    mails: int
+    days: int
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,12 @@ class Settings:
     foreign_sent: float = 1_000.0
     """Recipients a day that others may send to from the same SES account (MAILPIPE_FOREIGN_SENT). More than that, unknown to a
     database that this machine has not sent with, looks like a restored copy, and nothing is sent until a person says so."""
+    frequency_cap: Cap | None = None
+    """Mails of campaigns that one person may get in some days (MAILPIPE_FREQUENCY_CAP, for example `3/7d`). Empty or 0: no cap. Who
+    has had as many is left out of further campaigns, and counted; messages of the outbox always go."""
+    minimum_interval: float = 3600.0
+    """Seconds between two fires of a schedule at least (MAILPIPE_MINIMUM_INTERVAL): a cron expression that fires more often is
+    refused, because it is nearly always a mistake."""
     default_timezone: str = "UTC"
     """The zone of people who have none that we know (MAILPIPE_DEFAULT_TIMEZONE)."""
     public_url: str = "http://127.0.0.1:8025"
@@ -133,6 +149,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             ("segment_timeout", Settings.segment_timeout),
             ("misfire_grace", Settings.misfire_grace),
             ("foreign_sent", Settings.foreign_sent),
+            ("minimum_interval", Settings.minimum_interval),
         )
     }
     threads = _positive(environ, "MAILPIPE_THREADS", None)
@@ -173,6 +190,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         segment_timeout=numbers["segment_timeout"] or Settings.segment_timeout,
         misfire_grace=numbers["misfire_grace"] or Settings.misfire_grace,
         foreign_sent=numbers["foreign_sent"] or Settings.foreign_sent,
+        minimum_interval=numbers["minimum_interval"] or Settings.minimum_interval,
+        frequency_cap=_cap(environ.get("MAILPIPE_FREQUENCY_CAP")),
     )
     if not settings.is_local and not settings.public_url.startswith("https://"):
         raise SettingsError("MAILPIPE_PUBLIC_URL: must start with https:// when mail leaves for real (RFC 8058)")
@@ -271,6 +290,16 @@ def _lane(environ: Mapping[str, str], default: Lane) -> Lane:
         return lane.changed(default, environ.get(name, ""))
     except ValueError as error:
         raise SettingsError(f"{name}: {error}") from None
+
+
+def _cap(text: str | None) -> Cap | None:
+    if not (text or "").strip(" 0"):
+        return None
+    match = _CAP.fullmatch((text or "").strip())
+    if match is None:
+        raise SettingsError("MAILPIPE_FREQUENCY_CAP: expected mails and days such as 3/7d, or nothing for no cap")
+    mails, days = int(match[1]), int(match[2])
+    return Cap(mails, days) if mails and days else None
 
 
 def _positive(environ: Mapping[str, str], name: str, default: float | None) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import psycopg
@@ -17,9 +18,10 @@ from psycopg import sql
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from mailpipe import address, campaign, segment
+from mailpipe import address, campaign, frequency, segment
 from mailpipe.db import Connection, queries
 from mailpipe.errors import SnapshotError
+from mailpipe.schedule import timing, when
 from mailpipe.settings import Settings
 
 QUERIES = queries.beside(__file__)
@@ -57,6 +59,7 @@ class Snapshot:
     returned: int
     excluded: dict[str, int]
     recipients: int
+    timing: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "taken_at": self.taken_at.isoformat(), "as_of": self.as_of.isoformat()}
@@ -64,27 +67,34 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One chunk of a snapshot: `size` recipients from `first_seq` on."""
+    """One chunk of a snapshot: `size` recipients from `first_seq` on, who are all due in the same window (`group`)."""
 
     chunk_no: int
     slice: int
     first_seq: int
     size: int
+    group: int = 0
 
 
-def cut(recipients: int, chunk_size: int) -> Iterator[Cut]:
-    """Cut recipients 1..N into 100 slices of equal numbers of full calls, and each slice into chunks.
+def cut(recipients: int, chunk_size: int, groups: Sequence[int] = ()) -> Iterator[Cut]:
+    """Cut recipients 1..N into 100 slices of equal numbers of full calls, and each slice into chunks. `groups` are the numbers of
+    those who are due together, in order; no chunk holds people of two.
 
     A small audience fills fewer slices, spread over all hundred: a slice holds at least one full call, or nobody.
     """
     calls = -(-recipients // CALL)
-    chunk_no = 0
+    ends = list(accumulate(groups)) or [recipients]
+    chunk_no = group = 0
     for number in range(100):
-        first = -(-number * calls // 100) * CALL + 1
+        start = -(-number * calls // 100) * CALL + 1
         end = min(-(-(number + 1) * calls // 100) * CALL, recipients)
-        for start in range(first, end + 1, chunk_size):
-            yield Cut(chunk_no, number, start, min(chunk_size, end + 1 - start))
+        while start <= end:
+            while ends[group] < start:
+                group += 1
+            size = min(chunk_size, end + 1 - start, ends[group] + 1 - start)
+            yield Cut(chunk_no, number, start, size, group)
             chunk_no += 1
+            start += size
 
 
 def get(connection: Connection, campaign_id: int) -> Snapshot | None:
@@ -149,27 +159,46 @@ def _freeze(
         )
     with segment.explained(chosen):
         table.run("refuse", consent=settings.consent)
+    frequency.refuse(connection, settings.frequency_cap, table.staged, campaign_id=campaign_id, due_at=found.due_at)
     unusable = _readdress(table)
+    timed = timing.stage(
+        connection,
+        found.spec,
+        table.staged,
+        default_zone=found.spec.default_timezone or settings.default_timezone,
+        due_at=found.due_at,
+        now=found.now,
+    )
+    order = timed.order if timed else ""
     # Hardly any segment returns a person under two addresses. The index finds it out, and it is done again, users first.
-    if not (_fill(table, [_ADDRESS]) or _fill(table, [_USER, _ADDRESS])):
+    if not (_fill(table, [_ADDRESS], order) or _fill(table, [_USER, _ADDRESS], order)):
         raise SnapshotError(f"{chosen.path}: duplicates remain after they were removed; please report this")
     excluded = {reason: int(count) for reason, count in table.run("excluded").fetchall()}
-    table.run("attach")
     recipients = returned - sum(excluded.values())
-    cuts = list(cut(recipients, found.spec.chunk_size))
+    if timed:
+        timed.measure(connection, table.name)
+    windows = [group.window for group in timed.groups] if timed else [when.plain(found.spec, found.due_at)]
+    cuts = list(cut(recipients, found.spec.chunk_size, timed.sizes if timed else ()))
+    if unusable:
+        unusable = [seq for (seq,) in table.run("seqs", {"campaign_id": campaign_id, "places": unusable})]
+    table.run("attach")
     connection.execute(
         QUERIES["chunks"],
         {
             "campaign_id": campaign_id,
-            "due_at": found.due_at,
             "numbers": [piece.chunk_no for piece in cuts],
             "slices": [piece.slice for piece in cuts],
             "firsts": [piece.first_seq for piece in cuts],
             "sizes": [piece.size for piece in cuts],
+            "dues": [windows[piece.group].due_at for piece in cuts],
+            "ends": [windows[piece.group].expires_at for piece in cuts],
+            "quiets": [windows[piece.group].quiet_at for piece in cuts],
+            "zones": [timed.zone(piece.group) if timed else None for piece in cuts],
         },
     )
+    timing.keep(connection, campaign_id, windows, cuts)
     if unusable:
-        table.run("skip", {"campaign_id": campaign_id, "places": unusable})
+        table.run("skip", {"campaign_id": campaign_id, "seqs": unusable})
     connection.execute(
         QUERIES["keep"],
         {
@@ -183,6 +212,7 @@ def _freeze(
             "returned": returned,
             "excluded": Jsonb(excluded),
             "recipients": recipients,
+            "timing": Jsonb(timed.to_json(found.spec) if timed else {}),
         },
     )
     taken = get(connection, campaign_id)
@@ -195,11 +225,9 @@ class _Table:
 
     def __init__(self, connection: Connection, campaign_id: int) -> None:
         self.connection = connection
-        self._names = {
-            "campaign_id": str(campaign_id),
-            "table": f"mailpipe.recipient_{campaign_id}",
-            "staged": f"mailpipe.recipient_{campaign_id}_staged",
-        }
+        self.name = f"mailpipe.recipient_{campaign_id}"
+        self.staged = f"{self.name}_staged"
+        self._names = {"campaign_id": str(campaign_id), "table": self.name, "staged": self.staged}
 
     def run(
         self, name: str, parameters: dict[str, Any] | None = None, *, segment: bytes = b"", **fragments: str
@@ -229,16 +257,17 @@ def _readdress(table: _Table) -> list[int]:
     return unusable
 
 
-def _fill(table: _Table, same: Sequence[_Same]) -> bool:
-    """Refuse who is the same person as somebody before, number and write the others. False, and nothing is done, when the unique
-    indexes find somebody twice."""
+def _fill(table: _Table, same: Sequence[_Same], order: str) -> bool:
+    """Refuse who is the same person as somebody before, number and write the others, by `order` and then by place. False, and
+    nothing is done, when the unique indexes find somebody twice."""
     try:
         with table.connection.transaction():
             # Sorting a million hashes takes half the time of a hash table of them; the planner expects a few hundred.
             table.connection.execute("SELECT set_config('enable_hashagg', 'off', true)")
             for person in same:
                 table.run("refuse_duplicates", hash=person.hash, known=person.known)
-            for step in ("fill", "tidy", "index_user", "index_email"):
+            table.run("fill", order=order)
+            for step in ("tidy", "index_user", "index_email"):
                 table.run(step)
     except psycopg.errors.UniqueViolation:
         return False

@@ -66,7 +66,7 @@ SELECT reason, count(*) FROM refused GROUP BY reason;
 
 -- name: fill
 CREATE TABLE {{table}} AS
-SELECT {{campaign_id}} AS campaign_id, CAST(row_number() OVER (ORDER BY place) AS integer) AS seq,
+SELECT {{campaign_id}} AS campaign_id, CAST(row_number() OVER (ORDER BY {{order}}place) AS integer) AS seq,
        user_id, email, timezone, locale, variables
 FROM {{staged}} WHERE place NOT IN (SELECT place FROM refused);
 
@@ -87,27 +87,26 @@ ALTER TABLE mailpipe.recipient ATTACH PARTITION {{table}} FOR VALUES IN ({{campa
 DROP TABLE {{staged}};
 
 -- name: chunks
-INSERT INTO mailpipe.chunk (campaign_id, chunk_no, slice, first_seq, size, due_at, opened, finished)
-SELECT :campaign_id, x.chunk_no, x.slice, x.first_seq, x.size, :due_at,
+INSERT INTO mailpipe.chunk (campaign_id, chunk_no, slice, first_seq, size, due_at, expires_at, quiet_at, timezone, opened, finished)
+SELECT :campaign_id, x.chunk_no, x.slice, x.first_seq, x.size, x.due_at, x.expires_at, x.quiet_at, x.timezone,
        CAST(repeat('0', x.size) AS bit varying), CAST(repeat('0', x.size) AS bit varying)
-FROM unnest(CAST(:numbers AS integer[]), CAST(:slices AS smallint[]), CAST(:firsts AS integer[]), CAST(:sizes AS smallint[]))
-    AS x(chunk_no, slice, first_seq, size);
+FROM unnest(CAST(:numbers AS integer[]), CAST(:slices AS smallint[]), CAST(:firsts AS integer[]), CAST(:sizes AS smallint[]),
+            CAST(:dues AS timestamptz[]), CAST(:ends AS timestamptz[]), CAST(:quiets AS timestamptz[]), CAST(:zones AS text[]))
+    AS x(chunk_no, slice, first_seq, size, due_at, expires_at, quiet_at, timezone);
+
+-- name: seqs
+-- Which numbers the people of these places have got, if they were not left out.
+SELECT r.seq FROM {{staged}} s
+JOIN {{table}} r ON hashtextextended(r.user_id, 0) = hashtextextended(s.user_id, 0) AND r.user_id = s.user_id
+WHERE r.campaign_id = :campaign_id AND s.place = ANY(CAST(:places AS integer[])) AND s.place NOT IN (SELECT place FROM refused);
 
 -- name: skip
--- People whose address SES cannot take are in the snapshot, and skipped. A place is a seq once the refused before it are taken off.
-WITH moved AS (
-    SELECT unusable, CAST(place - count(*) FILTER (WHERE NOT unusable) OVER (ORDER BY place) AS integer) AS seq
-    FROM (
-        SELECT place, false AS unusable FROM refused
-        UNION ALL
-        SELECT place, true FROM unnest(CAST(:places AS integer[])) AS place WHERE place NOT IN (SELECT place FROM refused)
-    ) AS marked
-),
-unusable AS (
+-- People whose address SES cannot take are in the snapshot, and skipped.
+WITH unusable AS (
     INSERT INTO mailpipe.outcome (campaign_id, seq, chunk_no, state, reason)
-    SELECT c.campaign_id, m.seq, c.chunk_no, 'skipped', 'unusable_address'
-    FROM moved m JOIN mailpipe.chunk c ON c.campaign_id = :campaign_id AND m.seq BETWEEN c.first_seq AND c.first_seq + c.size - 1
-    WHERE m.unusable
+    SELECT c.campaign_id, x.seq, c.chunk_no, 'skipped', 'unusable_address'
+    FROM unnest(CAST(:seqs AS integer[])) AS x(seq)
+    JOIN mailpipe.chunk c ON c.campaign_id = :campaign_id AND x.seq BETWEEN c.first_seq AND c.first_seq + c.size - 1
     RETURNING seq, chunk_no
 ),
 masks AS (
@@ -119,9 +118,9 @@ SET finished = m.mask, skipped = m.people, state = CASE WHEN bit_count(m.mask) =
 FROM masks m WHERE c.campaign_id = :campaign_id AND c.chunk_no = m.chunk_no;
 
 -- name: keep
-INSERT INTO mailpipe.snapshot (campaign_id, segment, segment_sha256, segment_sql, as_of, parameters, variables, returned, excluded, recipients)
-VALUES (:campaign_id, :segment, :sha256, :sql, :as_of, :parameters, :variables, :returned, :excluded, :recipients);
+INSERT INTO mailpipe.snapshot (campaign_id, segment, segment_sha256, segment_sql, as_of, parameters, variables, returned, excluded, recipients, timing)
+VALUES (:campaign_id, :segment, :sha256, :sql, :as_of, :parameters, :variables, :returned, :excluded, :recipients, :timing);
 
 -- name: get
-SELECT campaign_id, taken_at, segment, segment_sha256, as_of, parameters, variables, returned, excluded, recipients
+SELECT campaign_id, taken_at, segment, segment_sha256, as_of, parameters, variables, returned, excluded, recipients, timing
 FROM mailpipe.snapshot WHERE campaign_id = :campaign_id;

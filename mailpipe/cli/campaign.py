@@ -8,13 +8,14 @@ from pathlib import Path
 import click
 import psycopg
 
-from mailpipe import campaign, kill_switch, plan, send, snapshot, stand_in
+from mailpipe import campaign, kill_switch, plan, report, send, snapshot, stand_in
 from mailpipe.cli import campaign_look, campaign_send, campaign_unknown, session
 from mailpipe.cli.campaign_look import described
 from mailpipe.cli.failure import Mistake
 from mailpipe.cli.output import dump, facts, minutes, show
 from mailpipe.cli.session import as_option, json_option, person_option
 from mailpipe.errors import ServiceError, SettingsError
+from mailpipe.schedule import timing
 from mailpipe.settings import Settings
 
 NAME = click.argument("name")
@@ -92,10 +93,13 @@ def plan_(name: str, accept: bool, as_json: bool) -> None:
     with session.database(config) as database, database.connection() as connection:
         _read_account(connection, config)
         made = plan.of(connection, name)
+        taken = report.snapshot_summary(connection, name)
     if as_json:
-        dump(made.to_json())
+        dump({**made.to_json(), "excluded": taken.excluded, "timing": taken.timing})
     else:
         _show_plan(made)
+        for line in timing.told(taken.timing, taken.excluded):
+            click.echo(line)
     if made.problems and not accept:
         raise Mistake("\n".join(made.problems))
 

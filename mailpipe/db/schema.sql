@@ -65,7 +65,8 @@ CREATE TABLE mailpipe.snapshot (
     variables      text[] NOT NULL,                            -- names of the columns that travel as template variables
     returned       integer NOT NULL CHECK (returned >= 0),     -- rows of the segment
     excluded       jsonb NOT NULL,                             -- reason -> rows left out: duplicate, suppressed, opted_out
-    recipients     integer NOT NULL CHECK (recipients >= 0)
+    recipients     integer NOT NULL CHECK (recipients >= 0),
+    timing         jsonb NOT NULL DEFAULT '{}'                 -- who is due when, whose zone is unknown, who was past their time
 );
 
 -- Immutable: who, address, zone, locale, variables. One partition per campaign, filled bare, indexed, then attached.
@@ -93,7 +94,7 @@ CREATE TABLE mailpipe.chunk (
     first_seq    integer NOT NULL CHECK (first_seq >= 1),
     size         smallint NOT NULL CHECK (size BETWEEN 1 AND 1000),
     due_at       timestamptz NOT NULL,
-    state        text NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'leased', 'done', 'cancelled')),
+    state        text NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'leased', 'done', 'cancelled', 'expired')),
     fence        integer NOT NULL DEFAULT 0,                   -- grows with each lease; an old holder can write nothing
     owner        text,
     leased_until timestamptz,
@@ -104,6 +105,9 @@ CREATE TABLE mailpipe.chunk (
     failed       smallint NOT NULL DEFAULT 0,
     skipped      smallint NOT NULL DEFAULT 0,
     unknown      smallint NOT NULL DEFAULT 0,
+    expires_at   timestamptz,                                  -- not after this instant; NULL: at any time
+    quiet_at     timestamptz,                                  -- quiet hours begin: not after it, until the chunk is put off
+    timezone     text,                                         -- the zone by whose clocks they begin and end
     PRIMARY KEY (campaign_id, chunk_no),
     CHECK (length(opened) = size AND length(finished) = size),
     CHECK (bit_count(opened & finished) = 0),
@@ -112,9 +116,21 @@ CREATE TABLE mailpipe.chunk (
     CHECK ((state = 'leased') = (owner IS NOT NULL)),
     CHECK ((owner IS NULL) = (leased_until IS NULL)),
     CHECK (state <> 'done' OR bit_count(finished) = size),
-    CHECK (state = 'leased' OR bit_count(opened) = 0)
+    CHECK (state = 'leased' OR bit_count(opened) = 0),
+    CHECK ((quiet_at IS NULL) = (timezone IS NULL))
 ) WITH (fillfactor = 66);
 CREATE INDEX chunk_first_seq ON mailpipe.chunk (campaign_id, first_seq);
+
+-- When which slices of a campaign are due, from its snapshot on: runs are launched from it, and none twice for one due time.
+CREATE TABLE mailpipe.due (
+    campaign_id integer NOT NULL REFERENCES mailpipe.campaign,
+    due_at      timestamptz NOT NULL,
+    first_slice smallint NOT NULL CHECK (first_slice BETWEEN 0 AND 99),
+    last_slice  smallint NOT NULL CHECK (last_slice BETWEEN first_slice AND 99),
+    people      integer NOT NULL CHECK (people >= 1),
+    launched_at timestamptz,                                   -- a run has begun to work on it
+    PRIMARY KEY (campaign_id, due_at)
+);
 
 -- Insert-only: one row per answered request.
 CREATE TABLE mailpipe.call (
@@ -349,12 +365,12 @@ SELECT r.campaign_id, r.seq, c.slice, r.user_id, r.email, r.timezone, r.locale,
            WHEN o.state <> 'retry' THEN o.state
            WHEN get_bit(c.opened, r.seq - c.first_seq) = 1 THEN 'sending'
            WHEN get_bit(c.finished, r.seq - c.first_seq) = 1 THEN 'sent'
-           WHEN c.state = 'cancelled' THEN 'skipped'
+           WHEN c.state IN ('cancelled', 'expired') THEN 'skipped'
            ELSE 'pending'
        END AS state,
        CASE
            WHEN o.state <> 'retry' THEN o.reason
-           WHEN c.state = 'cancelled' AND get_bit(c.finished, r.seq - c.first_seq) = 0 THEN 'cancelled'
+           WHEN c.state IN ('cancelled', 'expired') AND get_bit(c.finished, r.seq - c.first_seq) = 0 THEN c.state
            ELSE o.reason
        END AS reason
 FROM mailpipe.chunk c

@@ -152,6 +152,11 @@ class When(pydantic.BaseModel):
         return self.due_at is not None or self.send_at is not None
 
     @property
+    def closes(self) -> bool:
+        """Whether a window can close before its people are mailed."""
+        return self.expires_at is not None or self.expires_after is not None or self.quiet_hours is not None
+
+    @property
     def varies(self) -> bool:
         """Whether zones differ in anything."""
         return self.is_local or self.quiet_hours is not None
@@ -250,6 +255,11 @@ def decide(when: When, zone: str, due_at: datetime, now: datetime) -> Verdict:
     if window.expires_at is not None and window.expires_at <= max(window.due_at, now):
         return Verdict(None, "expired", past=past, deferred=deferred)
     return Verdict(window, past=past, deferred=deferred)
+
+
+def plain(when: When, due_at: datetime) -> Window:
+    """The window of everybody, where zones make no difference."""
+    return Window(due_at, _expiry(when, "UTC", due_at))
 
 
 def after_quiet(window: Window, quiet: Quiet, zone: str, now: datetime) -> Window:

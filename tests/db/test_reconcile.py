@@ -124,4 +124,5 @@ def test_only_the_campaign_asked_for_is_touched(scene: World, ready: str) -> Non
         "became_unknown": 2,
         "settled": 3,
         "finished": ["a"],
+        "expired": 0,
     }

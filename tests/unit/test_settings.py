@@ -9,7 +9,7 @@ import pytest
 
 from mailpipe.errors import SettingsError
 from mailpipe.lane import DEFAULTS
-from mailpipe.settings import Settings, load, transactional_sender, unsubscribe_keys
+from mailpipe.settings import Cap, Settings, load, transactional_sender, unsubscribe_keys
 
 
 def test_without_anything_said_everything_has_a_safe_default(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_no_secret_is_shown() -> None:
 
 @pytest.mark.parametrize(
     "field",
-    [field for field in fields(Settings) if field.name not in ("home", "var", "lanes")],
+    [field for field in fields(Settings) if field.name not in ("home", "var", "lanes", "frequency_cap")],
     ids=lambda field: field.name,
 )
 def test_every_setting_is_read_from_the_variable_of_its_name(field: Field[object]) -> None:
@@ -146,3 +146,25 @@ def test_a_way_that_leads_away_from_this_machine_makes_it_real(name: str) -> Non
     for host in ("mail.example.com", "10.0.0.7", "[::1"):
         with pytest.raises(SettingsError, match="MAILPIPE_PUBLIC_URL"):
             load({**local, name: f"{scheme}://{host}"})
+
+
+@pytest.mark.parametrize(
+    ("text", "cap"),
+    [
+        ("3/7d", Cap(3, 7)),
+        (" 1 / 30 ", Cap(1, 30)),
+        ("", None),
+        ("0", None),
+        (" ", None),
+        ("0/7d", None),
+        ("3/0d", None),
+    ],
+)
+def test_a_frequency_cap_is_mails_in_days_or_nothing(text: str, cap: Cap | None) -> None:
+    assert load({"MAILPIPE_FREQUENCY_CAP": text}).frequency_cap == cap
+
+
+@pytest.mark.parametrize("text", ["3", "3 a week", "-1/7d", "three/7d", "3/7w"])
+def test_any_other_frequency_cap_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="3/7d"):
+        load({"MAILPIPE_FREQUENCY_CAP": text})

@@ -68,3 +68,22 @@ def test_a_small_audience_is_spread_over_all_slices() -> None:
 @pytest.mark.parametrize("people", [0, 1, 50, 51])
 def test_the_smallest_audiences(people: int) -> None:
     assert [piece.size for piece in cut(people, 500)] == [min(50, people - first) for first in range(0, people, 50)]
+
+
+@given(st.lists(st.integers(0, 9_000), min_size=1, max_size=40), SIZES)
+@example([10, 0, 90], 100)
+@example([0, 50], 100)
+def test_no_chunk_holds_people_who_are_due_at_different_times(groups: list[int], size: int) -> None:
+    people = sum(groups)
+    pieces = list(cut(people, size, groups))
+    in_groups = [0] * len(groups)
+    expected = 1
+    for number, piece in enumerate(pieces):
+        assert (piece.chunk_no, piece.first_seq) == (number, expected)
+        assert 1 <= piece.size <= size
+        expected += piece.size
+        in_groups[piece.group] += piece.size
+    assert in_groups == groups
+    assert [piece.group for piece in pieces] == sorted(piece.group for piece in pieces)
+    # The slices are those that the audience would have without groups.
+    assert {piece.slice for piece in pieces} == {piece.slice for piece in cut(people, size)}
