@@ -180,6 +180,16 @@ def create(connection: Connection, settings: Settings, spec: Spec, *, author: st
     return get(connection, spec.key)
 
 
+def check(settings: Settings, spec: Spec) -> None:
+    """See that what a campaign refers to can be used.
+
+    Raises:
+        SegmentError, TemplateError: it is missing or broken.
+    """
+    segment.bind(segment.find(settings.segments, spec.segment), spec.parameters, spec.as_of or datetime.now(UTC))
+    template.load(settings.templates, spec.template)
+
+
 def get(connection: Connection, key: str) -> Campaign:
     """The campaign with this key.
 
@@ -222,6 +232,11 @@ def approve(connection: Connection, settings: Settings, ses: Ses, key: str, *, a
     version = publish(connection, settings, ses, found.spec.template)
     _move(connection, found, "approve", approver, {"template_version": version, "approver": approver})
     return get(connection, key)
+
+
+def adopt(connection: Connection, found: Campaign, *, approver: str, template_version: str) -> None:
+    """Approve a draft that belongs to a series, as somebody has approved the whole of it, with the template of that time."""
+    _move(connection, found, "approve", approver, {"template_version": template_version, "approver": approver})
 
 
 def publish(connection: Connection, settings: Settings, ses: Ses, name: str) -> str:
