@@ -230,8 +230,8 @@ def delete(connection: Connection, key: str, *, actor: str) -> None:
 
 
 def run_now(connection: Connection, config: Settings, key: str, *, actor: str, now: datetime | None = None) -> str:
-    """Fire at once, besides the cron; answers the campaign's key. This minute's slot is used up by it. `now` is the database's clock
-    unless it is given.
+    """Fire at once, besides the cron; answers the campaign's key. This minute's slot is used up by it.
+    `now` is the database's clock unless it is given.
 
     Raises:
         ScheduleError: this minute has fired already, or the series is not approved.
