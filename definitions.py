@@ -6,14 +6,16 @@ from assets import report, resources, segments, snapshot
 from assets.deliveries import deliveries
 from jobs import campaign, sending, upkeep
 from sensors.campaigns import campaigns
+from sensors.due import due
 from sensors.reconcile import reconcile
+from sensors.recurring import recurring
 from sensors.resume import resume
 
 defs = dg.Definitions(
     assets=[*segments.ASSETS, snapshot.snapshot, deliveries, report.campaign_report],
     asset_checks=[*snapshot.CHECKS, *report.CHECKS],
     jobs=[*campaign.JOBS, *sending.JOBS, *upkeep.JOBS],
-    sensors=[campaigns, reconcile, resume],
+    sensors=[campaigns, due, recurring, reconcile, resume],
     resources=resources.build(),
     # One process per run: imports are paid once, and an interrupt reaches the send itself.
     executor=dg.in_process_executor,

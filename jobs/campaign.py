@@ -18,6 +18,9 @@ from mailpipe.campaign import Campaign, Spec
 _AUTHOR = "Your name. Somebody else has to approve the campaign."
 
 
+DURATIONS = ("finish_within", "expires_after", "snapshot_lead")
+
+
 def form() -> dict[str, dg.Field]:
     """The launch form of a campaign file: the fields of `Spec`, and who creates it. Limits are checked by `Spec` itself."""
     fields = {name: _field(name, field) for name, field in Spec.model_fields.items()}
@@ -36,9 +39,9 @@ def _field(name: str, field: FieldInfo) -> dg.Field:
         kind = str
     elif issubclass(kind, BaseModel):
         kind, default = dict, default.model_dump()
-    elif kind is datetime or name == "finish_within":
+    elif kind is datetime or name in DURATIONS:
         # Texts in the form: 2026-11-27T09:00:00+01:00, 30m.
-        kind = str
+        kind, default = str, default if default is None else str(default)
     if NoneType in options:
         kind = dg.Noneable(kind)
     if field.is_required():

@@ -26,7 +26,7 @@ from mailpipe.db import Connection, Database
 from mailpipe.errors import CampaignError, DatabaseUnavailable, ServiceError
 from mailpipe.ledger import SliceCounts
 from mailpipe.links import Signer
-from mailpipe.schedule import window
+from mailpipe.schedule import launch, window
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
 from mailpipe.worker import Job, Tally, Templates, Worker
@@ -107,7 +107,9 @@ def run(
         found = campaign.get(connection, key)
         if found.state in ("approved", "sending"):
             guard = identity.admit(connection, config, ses)
-            found = _started(connection, config, ses, found, actor=actor, accept_plan=accept_plan, late=late)
+            found = _started(
+                connection, config, ses, found, slices, horizon, actor=actor, accept_plan=accept_plan, late=late
+            )
         reporter = _Slices(found.campaign_id, slices, on_slice)
         if guard is None or found.state != "sending":
             reporter.report(connection)
@@ -168,16 +170,19 @@ def _started(
     config: Settings,
     ses: Ses,
     found: campaign.Campaign,
+    slices: tuple[int, int],
+    horizon: float,
     *,
     actor: str,
     accept_plan: bool,
     late: bool,
 ) -> campaign.Campaign:
-    if found.state != "approved":
-        return found
-    read_account(connection, config, ses)
-    plan.check(connection, found.key, accept=accept_plan)
-    return campaign.start(connection, found.key, actor=actor, late=late, grace=config.misfire_grace)
+    if found.state == "approved":
+        read_account(connection, config, ses)
+        plan.check(connection, found.key, accept=accept_plan)
+        found = campaign.start(connection, found.key, actor=actor, late=late, grace=config.misfire_grace)
+    launch.begun(connection, found.campaign_id, slices, horizon)
+    return found
 
 
 def read_account(connection: Connection, config: Settings, ses: Ses) -> None:

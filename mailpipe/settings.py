@@ -66,6 +66,9 @@ class Settings:
     """Ceiling for all campaigns together (MAILPIPE_RATE). The account's own limit applies if it is smaller."""
     threads: int | None = None
     """Sender threads of one run (MAILPIPE_THREADS). Empty: enough to keep the pace at half a second a call."""
+    shares: int = 1
+    """Runs that share one due time (MAILPIPE_SHARES): more than one where Dagster starts runs on several machines. They share the
+    pace too, so more of them are not faster on one machine."""
     lease: float = 30.0
     """How long a chunk stays with a silent worker (MAILPIPE_LEASE). A living process renews its leases, however slow its calls;
     a shorter lease resumes sooner after a crash, and forgives shorter pauses of machine and database."""
@@ -155,6 +158,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     threads = _positive(environ, "MAILPIPE_THREADS", None)
     if threads is not None and (threads != int(threads) or threads > 256):
         raise SettingsError("MAILPIPE_THREADS: expected a whole number from 1 to 256")
+    shares = environ.get("MAILPIPE_SHARES") or "1"
+    if not shares.isascii() or not shares.isdigit() or not 1 <= int(shares) <= 100:
+        raise SettingsError("MAILPIPE_SHARES: expected a whole number from 1 to 100")
     proxies = environ.get("MAILPIPE_WEB_PROXIES") or "0"
     if not proxies.isascii() or not proxies.isdigit() or int(proxies) > 99:
         raise SettingsError("MAILPIPE_WEB_PROXIES: expected a whole number from 0 to 99")
@@ -172,6 +178,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         lanes={name: _lane(environ, default) for name, default in lane.DEFAULTS.items()},
         rate=_positive(environ, "MAILPIPE_RATE", None),
         threads=None if threads is None else int(threads),
+        shares=int(shares),
         consent=environ.get("MAILPIPE_CONSENT") or DEFAULT_CONSENT,
         default_timezone=environ.get("MAILPIPE_DEFAULT_TIMEZONE") or Settings.default_timezone,
         public_url=(environ.get("MAILPIPE_PUBLIC_URL") or Settings.public_url).rstrip("/"),

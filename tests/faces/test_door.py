@@ -120,7 +120,11 @@ def test_nothing_launches_itself_that_sends() -> None:
         "campaigns",
         "reconcile",
     }
-    assert {target.job_name for sensor in sensors.values() for target in sensor.targets} == {"reconcile", "send"}
+    assert {target.job_name for sensor in sensors.values() for target in sensor.targets} == {
+        "reconcile",
+        "send",
+        "snapshot",
+    }
     assert definitions.defs.get_repository_def().schedule_defs == []
     for spec in definitions.defs.resolve_all_asset_specs():
         assert spec.automation_condition is None
