@@ -20,6 +20,7 @@ COMMANDS = {
     "lanes": "lanes",
     "message": "message",
     "reconcile": "reconcile",
+    "schedule": "schedule",
     "segment": "segment",
     "ses-simulator": "ses_simulator",
     "template": "template",

@@ -32,6 +32,10 @@ def test_the_commands_are_those_that_are_documented() -> None:
         "demo",
         "dev",
         *(f"db {name}" for name in ("confirm-restore", "start", "stop", "upgrade", "url")),
+        *(
+            f"schedule {name}"
+            for name in ("approve", "create", "delete", "list", "pause", "preview", "resume", "run-now", "show")
+        ),
         *(f"segment {name}" for name in ("list", "preview")),
         *(f"template {name}" for name in ("list", "preview", "publish")),
         *(f"campaign {name}" for name in ("create", "list", "show", "plan", "approve", "snapshot", "start", "pause")),

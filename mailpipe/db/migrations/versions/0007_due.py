@@ -1,4 +1,4 @@
-"""Recurring campaigns: schedules, and what became of each fire."""
+"""Due times: wall times in the recipients' zones, expiry and quiet hours."""
 
 from pathlib import Path
 

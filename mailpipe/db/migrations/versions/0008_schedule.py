@@ -1,11 +1,11 @@
-"""Due times: wall times in the recipients' zones, expiry and quiet hours."""
+"""Recurring campaigns: schedules, and what became of each fire."""
 
 from pathlib import Path
 
 from alembic import op
 
-revision = "0006"
-down_revision = "0005"
+revision = "0008"
+down_revision = "0007"
 
 
 def upgrade() -> None:
