@@ -144,11 +144,11 @@ def test_nothing_is_leased_or_opened_in_a_window_that_has_closed(scene: World, c
     key = scene.ready(
         expires_after="1d", quiet_hours=f"{hour + timedelta(hours=3):%H:00}-{hour + timedelta(hours=4):%H:00}"
     )
-    opening = ledger.open_statement(DEFAULT_CONSENT)
+    opening = ledger.opening(scene.campaign(key).campaign_id, "marketing", consent=DEFAULT_CONSENT)
 
     def call(held: ledger.Lease) -> ledger.Opened | None:
         people = ledger.people(connection, held)[:10]
-        return ledger.open_call(connection, held, people, statement=opening, seconds=30)
+        return ledger.open_call(connection, held, people, opening=opening, seconds=30)
 
     with scene.database.connection() as connection:
         campaign.start(connection, key, actor="ana")
