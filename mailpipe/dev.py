@@ -1,5 +1,5 @@
-"""Everything on one machine for one person: the Dagster UI and the web application over the embedded database, with a
-stand-in to send to.
+"""Everything on one machine for one person: the Dagster UI, the web application and the lanes over the embedded database, with
+a stand-in to send to.
 
 Holds the processes and ends them together. Production runs the same programs under its own supervisor.
 """
@@ -76,15 +76,16 @@ def run(
         if settings.public_url == Settings.public_url:
             # Links in mails of this machine lead to its own web application, wherever it listens.
             env["MAILPIPE_PUBLIC_URL"] = web
-        with children.Group() as group:
+        with children.Group() as group, children.Group() as lanes:
 
-            def start(name: str, *command: str) -> None:
-                group.start(
+            def start(name: str, *command: str, among: children.Group = group) -> None:
+                among.start(
                     name, [sys.executable, "-m", *command], log=logs / f"{name}.log", cwd=settings.home, env=env
                 )
 
-            say(f"starting Dagster and the web application; their output goes to {logs}")
+            say(f"starting Dagster, the web application and the lanes; their output goes to {logs}")
             start("web", "mailpipe", "web", "--port", str(web_port))
+            start("lanes", "mailpipe", "lanes", among=lanes)
             workspace, code_server = _one_code_server(settings)
             start("code-server", *code_server)
             if _wait(group, stop, lambda: _listens(int(code_server[-1]))):
@@ -95,6 +96,7 @@ def run(
                 ready(Addresses(url, web, local))
             while not stop.wait(_POLL):
                 _check(group)
+                _tell(lanes, say)
             say("stopping")
     finally:
         _end(settings, say)
@@ -149,10 +151,19 @@ def _wait(group: children.Group, stop: threading.Event, ready: Callable[[], bool
 
 def _check(group: children.Group) -> None:
     if child := group.ended():
-        lines = "\n".join(children.last_lines(child.log))
-        raise ServiceError(
-            f"the {child.name} has ended (exit code {child.process.returncode}); the end of {child.log}:\n{lines}"
-        )
+        raise ServiceError(_last_words(child))
+
+
+def _tell(lanes: children.Group, say: Callable[[str], None]) -> None:
+    """The lanes may refuse to send while there is still something to look at, for example in a restored database."""
+    if child := lanes.ended():
+        say(_last_words(child))
+        lanes.children.remove(child)
+
+
+def _last_words(child: children.Child) -> str:
+    lines = "\n".join(children.last_lines(child.log))
+    return f"the {child.name} has ended (exit code {child.process.returncode}); the end of {child.log}:\n{lines}"
 
 
 def _end(settings: Settings, say: Callable[[str], None]) -> None:

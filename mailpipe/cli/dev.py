@@ -19,7 +19,7 @@ from mailpipe.cli import session
     help="Port of the web application (API, metrics, unsubscribe pages).",
 )
 def command(port: int, web_port: int) -> None:
-    """Open the data of this checkout in the Dagster UI, with the web application and a local SES stand-in to send to.
+    """Open the data of this checkout in the Dagster UI, with the web application, the lanes and a local SES stand-in to send to.
 
     Runs until Ctrl-C or SIGTERM, and leaves no process behind. The data stays in var/. If there are no people yet, a small
     invented audience is made.
