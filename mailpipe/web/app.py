@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Mount, Router
 from mailpipe import settings
 from mailpipe.db import Database
 from mailpipe.settings import Settings
-from mailpipe.web import auth, guard, health, messages, metrics, problem, unsubscribe
+from mailpipe.web import auth, campaigns, guard, health, messages, metrics, openapi, problem, unsubscribe
 
 API = "/api/v1"
 
@@ -24,7 +24,11 @@ def build(config: Settings, database: Database) -> Starlette:
     """
     given = settings.api_tokens(config)
     tokens = auth.parse(given) if given else {}
-    api: Sequence[BaseRoute] = [*messages.routes(database, prefix=API)]
+    api: Sequence[BaseRoute] = [
+        *messages.routes(database, prefix=API),
+        *campaigns.routes(database, prefix=API),
+        *openapi.routes([*messages.OPERATIONS, *campaigns.OPERATIONS], prefix=API),
+    ]
     # A redirect would break one-click unsubscribe (RFC 8058), so nothing redirects: no slash is added or taken away.
     gate = Mount(API, app=auth.Gate(Router(api, redirect_slashes=False), tokens=tokens))
     app = Starlette(

@@ -14,6 +14,7 @@ from mailpipe import outbox
 from mailpipe.db import Database
 from mailpipe.outbox import Conflict, Key, MessageSpec
 from mailpipe.web.guard import body
+from mailpipe.web.openapi import Operation
 from mailpipe.web.problem import Problem
 
 MOST = 1024 * 1024
@@ -30,6 +31,45 @@ class CancelSpec(pydantic.BaseModel):
     cancel_key: Key
 
 
+class AcceptedMessage(pydantic.BaseModel):
+    """A message is in the outbox; `href` is where to look at it."""
+
+    message_id: str
+    href: str
+
+
+class Cancelled(pydantic.BaseModel):
+    """How many messages will not be sent."""
+
+    cancelled: int
+
+
+OPERATIONS = [
+    Operation(
+        "POST",
+        "/messages",
+        "Enqueue one mail for one person",
+        body=MessageSpec,
+        answers={202: AcceptedMessage, **dict.fromkeys((400, 408, 409, 413, 415, 422))},
+        headers={KEY_HEADER: "The same key again is the same mail, and the same answer"},
+    ),
+    Operation("GET", "/messages/{message_id}", "Look at a message", answers={200: outbox.Message, 404: None}),
+    Operation(
+        "DELETE",
+        "/messages/{message_id}",
+        "Call off a message that is in no call yet",
+        answers={200: outbox.Message, 404: None, 409: None},
+    ),
+    Operation(
+        "POST",
+        "/messages:cancel",
+        "Call off all messages under a key that are in no call yet",
+        body=CancelSpec,
+        answers={200: Cancelled, **dict.fromkeys((400, 408, 413, 415, 422))},
+    ),
+]
+
+
 def routes(database: Database, *, prefix: str) -> list[Route]:
     """`prefix` is the path before these routes, for the addresses in answers."""
 
@@ -40,8 +80,8 @@ def routes(database: Database, *, prefix: str) -> list[Route]:
         accepted = await run_in_threadpool(enqueue, spec)
         href = f"{prefix}/messages/{accepted.message_id}"
         headers = {"Location": href} | ({} if accepted.created else {REPLAYED: "true"})
-        answer = {"message_id": accepted.message_id, "href": href}
-        return JSONResponse(answer, HTTPStatus.ACCEPTED, headers=headers)
+        answer = AcceptedMessage(message_id=accepted.message_id, href=href)
+        return JSONResponse(answer.model_dump(), HTTPStatus.ACCEPTED, headers=headers)
 
     def enqueue(spec: MessageSpec) -> outbox.Accepted:
         try:
@@ -76,7 +116,7 @@ def routes(database: Database, *, prefix: str) -> list[Route]:
 
     async def cancel_all(request: Request) -> JSONResponse:
         asked = CancelSpec.model_validate_json(await _json(request))
-        return JSONResponse({"cancelled": await run_in_threadpool(call_off_all, asked.cancel_key)})
+        return JSONResponse(Cancelled(cancelled=await run_in_threadpool(call_off_all, asked.cancel_key)).model_dump())
 
     def call_off_all(cancel_key: str) -> int:
         with database.transaction() as connection:

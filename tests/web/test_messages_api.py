@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from mailpipe import outbox
-from tests.web.conftest import TOKEN, Web
+from mailpipe.settings import Settings
+from tests import messages
+from tests.support import World, wait_for
+from tests.web.conftest import TOKEN, Web, serving
 
 JSON = {"Content-Type": "application/json"}
 CODE = {"to": "Ana@Mail.Example.com", "subject": "Your code", "text": "123456", "lane": "critical"}
@@ -218,3 +221,14 @@ def test_a_fault_of_ours_is_called_one_and_nothing_of_the_message_gets_out(
     assert (answer.status, answer.json()["detail"]) == (500, "a fault of ours; it has been logged")
     assert "CheckViolation" in caplog.text and "outbox.py" in caplog.text
     assert "mail.example.com" not in caplog.text.lower() and "123456" not in caplog.text
+
+
+def test_what_is_accepted_is_sent(scene: World, web_settings: Settings) -> None:
+    messages.clean(scene)
+    messages.publish(scene)
+    with serving(web_settings, scene.database) as web, messages.working(scene, names=["critical"]):
+        code = {"to": "ana@mail.example.com", "template": "code", "variables": {"code": "482913"}, "lane": "critical"}
+        href = send(web, code).json()["href"].removeprefix("/api/v1")
+        wait_for(lambda: web.api("GET", href).json()["state"] == "sent", "the mail")
+    [line] = [line for line in scene.stand_in.journal() if line["tags"].get("message") == href.rsplit("/", 1)[1]]
+    assert line["attempt"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from urllib.parse import urlencode
@@ -15,7 +16,7 @@ from mailpipe.links import Signer
 from mailpipe.settings import Settings
 from mailpipe.web import unsubscribe
 from mailpipe.web.page import TEXTS
-from tests.support import World
+from tests.support import World, wait_for
 from tests.web.conftest import Web, serving
 
 ONE_CLICK = "List-Unsubscribe=One-Click"
@@ -270,6 +271,19 @@ def test_the_page_lets_nothing_run_and_lends_its_address_to_nobody(web: Web) -> 
 def scene_web(scene: World, web_settings: Settings) -> Iterator[Web]:
     with serving(replace(web_settings, unsubscribe_keys="k1:a-secret-of-some-thirty-two-chars"), scene.database) as web:
         yield web
+
+
+def test_the_next_call_of_a_running_campaign_honours_it(scene: World, scene_web: Web) -> None:
+    scene.people(600)
+    key = scene.ready(topic="sale", rate=200.0, chunk_size=100)
+    sender = threading.Thread(target=scene.with_threads(1).send, args=(key,))
+    sender.start()
+    wait_for(lambda: len(scene.journal(key)) > 0, "the first mail")
+    assert post(scene_web, link(scene_web, "600"), **{"List-Unsubscribe": "One-Click"}).status == 200
+    assert len(scene.journal(key)) < 500
+    sender.join(30)
+    assert scene.keep_promises(key) == {"sent": 599, "skipped": 1}
+    assert [reason for state, reason in scene.states(key).values() if state == "skipped"] == ["opted_out"]
 
 
 def test_a_link_works_when_the_campaign_is_long_gone(web: Web) -> None:
