@@ -92,7 +92,8 @@ def claim(connection: Connection, lane: str, owner: UUID, *, mark: datetime | No
 
 def open_call(connection: Connection, owner: UUID, keys: Mapping[UUID, str], *, validity: float) -> dict[UUID, Opened]:
     """Open a call about claimed messages, given with the keys of their addresses. Answers who may be in it: the others were
-    cancelled, have expired, are suppressed, or are not ours any more. `validity` (seconds) is the lane's.
+    cancelled, have expired, are suppressed, or are not ours any more; or our lease has run out, and they are back in the queue.
+    `validity` (seconds) is the lane's.
     """
     rows = connection.execute(
         QUERIES["open"], {"owner": owner, "ids": list(keys), "keys": list(keys.values()), "validity": validity}
@@ -101,6 +102,8 @@ def open_call(connection: Connection, owner: UUID, keys: Mapping[UUID, str], *, 
     ended = [message_id for message_id, state, _, _ in rows if state != "sending"]
     if ended:
         connection.execute(QUERIES["drop"], {"owner": owner, "ids": ended})
+    if len(rows) < len(keys):
+        release(connection, owner, keys.keys() - {row[0] for row in rows})
     return opened
 
 

@@ -1,7 +1,7 @@
 """The program that dies: a sender process that does to itself, at a named step of the protocol, what a crash would do to it.
 
-It runs `mailpipe.send.run` or `mailpipe.snapshot.take` as they are. The steps are wrapped here, in this process alone; no line of
-`mailpipe` knows of it. Who starts it and what must hold afterwards is `harness`'s.
+It runs `mailpipe.send.run`, `mailpipe.snapshot.take` or `mailpipe.lanes.run` as they are. The steps are wrapped here, in this
+process alone; no line of `mailpipe` knows of it. Who starts it and what must hold afterwards is `harness`'s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,9 @@ from sqlalchemy.engine import make_url
 from mailpipe import campaign, event, ledger, pace, send, snapshot
 from mailpipe.db import STANDSTILL, Database
 from mailpipe.errors import DatabaseUnavailable
+from mailpipe.lane import LaneName
+from mailpipe.lanes import claims
+from mailpipe.lanes import run as lanes
 from mailpipe.ses import client
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
@@ -54,6 +57,9 @@ STEPS: dict[str, tuple[Any, str]] = {
     "settle": (event, "settle"),
     "finish": (campaign, "finish"),
     "freeze": (snapshot._Table, "run"),
+    "claim": (claims, "claim"),
+    "open_message": (claims, "open_call"),
+    "record_message": (claims, "record"),
 }
 """Where the process can be struck. `opening` is the statement that sets the bits: after it they are committed. After `leave` the
 request is signed and goes to the socket; after `call` its answer is here and not recorded."""
@@ -89,6 +95,7 @@ class Task:
     horizon: float = 0.0
     standstill: float = STANDSTILL
     snapshot: bool = False
+    lanes: tuple[LaneName, ...] = ()
 
 
 def main(task: Task) -> None:
@@ -105,7 +112,7 @@ def main(task: Task) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     pace.MAX_CALL = task.call_size
     if task.mutant is not None:
-        mutants.ALL[task.mutant]()
+        (mutants.ALL | mutants.MESSAGES)[task.mutant]()
     _Striker(task).install()
     config = task.settings
     threads = config.threads or 1
@@ -120,6 +127,10 @@ def main(task: Task) -> None:
             snapshot.take(connection, config, task.key)
         return
     ses = client.connect(config, endpoint=config.ses_endpoint, connections=threads)
+    if task.lanes:
+        config = replace(config, database_url=task.url)
+        lanes.run(config, ses, endpoint=config.ses_endpoint, lanes=task.lanes, stop=stop, lease=config.lease)
+        return
     try:
         outcome = send.run(database, config, ses, task.key, horizon=task.horizon, stop=stop)
     except (psycopg.OperationalError, DatabaseUnavailable):

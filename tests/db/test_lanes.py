@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from mailpipe import outbox, suppression
 from mailpipe.errors import CampaignError, SettingsError
 from mailpipe.lane import DEFAULTS, Lane
+from mailpipe.lanes import claims
 from mailpipe.suppression import Entry
 from tests.messages import (
     accepted,
@@ -56,7 +58,7 @@ def test_every_lane_sends_what_waits_and_what_comes(box: World, published: str) 
     found = look(box, before[0].message_id)
     assert found.provider_id and found.finished_at
     [call] = found.calls
-    assert (call.no, call.attempt, call.result) == (1, 1, "sent")
+    assert (call.attempt, call.result) == (1, "sent")
     lines = {line["tags"]["message"]: line for line in box.stand_in.journal() if "message" in line["tags"]}
     line = lines[before[0].message_id]
     assert (line["template"], line["configuration_set"]) == (published, "mailpipe-transactional")
@@ -276,3 +278,20 @@ def test_the_dead_leave_their_messages_to_the_living(box: World) -> None:
     assert time.monotonic() - start < 10
     assert look(box, answers[0].message_id).attempt == 2
     assert [call.reason for call in look(box, answers[2].message_id).calls] == ["worker_lost"]
+
+
+def test_who_is_silent_for_too_long_opens_nothing_and_gives_back_what_it_holds(box: World) -> None:
+    """Its lease has run out, and nobody was there to take over: it goes on itself when it comes back."""
+    [one] = enqueue(box, spec())
+    owner = uuid4()
+    with box.database.connection() as connection:
+        claims.register(connection, owner, seconds=60)
+        [taken] = claims.claim(connection, "critical", owner, mark=None, most=5)
+        connection.execute("UPDATE mailpipe.lane_worker SET leased_until = clock_timestamp() - interval '1 s'")
+        assert claims.open_call(connection, owner, {taken.message_id: "person1@mail.example.com"}, validity=600) == {}
+        assert queued(box) == [one.message_id]
+        assert claims.claim(connection, "critical", owner, mark=None, most=5) == []
+        assert claims.beat(connection, owner, seconds=60, threads={})
+        [again] = claims.claim(connection, "critical", owner, mark=None, most=5)
+        assert claims.open_call(connection, owner, {again.message_id: "person1@mail.example.com"}, validity=600)
+        claims.leave(connection, owner)

@@ -1,0 +1,264 @@
+"""Login codes while a campaign runs at its full pace: `python -m benchmarks.lanes [--quick]`.
+
+A campaign and `mailpipe lanes` run in processes of their own against the stand-in, which takes 80 ms for an answer and enforces its
+rate in every sliding second. Meanwhile codes come one by one, then in a burst, and messages of the three other lanes with them; all
+of it beside millions of delayed messages. Times are those of the database: from the insert to the recorded acceptance, so that
+waiting for the pace, the commits and the answer are in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from benchmarks import ground
+from benchmarks.ground import Ground, say
+from mailpipe import campaign, outbox, pace, send
+from mailpipe.db import Connection
+from mailpipe.lane import NAMES
+from mailpipe.lanes import claims
+from mailpipe.outbox import MessageSpec
+from mailpipe.ses import client
+from mailpipe.settings import Settings
+from mailpipe.simulator.child import StandIn
+
+KEY = "lanes"
+LATENCY_MS = 80.0
+BATCH = 1_000
+LOOKS = 200
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.lanes", description="Login codes beside a campaign.")
+    parser.add_argument("--quick", action="store_true", help="500,000 delayed messages, 15 s of traffic")
+    parser.add_argument("--rate", type=float, default=1200, help="recipients per second that the account allows")
+    parser.add_argument("--seconds", type=float, default=60, help="length of the traffic")
+    parser.add_argument("--burst", type=int, default=200, help="codes at one moment")
+    chosen = parser.parse_args()
+    delayed = 500_000 if chosen.quick else 5_000_000
+    seconds = 15.0 if chosen.quick else chosen.seconds
+    with ground.make("lanes", connections=6) as base, ground.provider(chosen.rate, LATENCY_MS) as stand_in:
+        ses = base.ses(stand_in, 2)
+        with base.database.connection() as connection:
+            campaign.publish(connection, base.settings, ses, "login_code")
+            result: dict[str, Any] = {"delayed_messages": delayed, "rate": chosen.rate, "latency_ms": LATENCY_MS}
+            result |= _queue(connection, delayed)
+            people = ground.people(round(chosen.rate * (seconds + 12)), ground.mailable)
+            ground.build(connection, people)
+        base.create(KEY, ses)
+        base.freeze(KEY)
+        result |= _traffic(base, stand_in, seconds, chosen.burst)
+        ses.close()
+    ground.emit(result)
+
+
+def _queue(connection: Connection, delayed: int) -> dict[str, Any]:
+    """How fast messages come in, and how long a look for what is due takes while so many wait for their time."""
+    owner = uuid4()
+    claims.register(connection, owner, seconds=3600)
+    first = _looks(connection, owner)
+    own = min(delayed, 40_000)
+    say(f"enqueueing {own:,} delayed messages in batches of {BATCH:,}, then {delayed - own:,} by one statement")
+    begun = time.monotonic()
+    for start in range(0, own, BATCH):
+        outbox.enqueue_many(connection, [_code(start + number, delay=3600.0 + number) for number in range(BATCH)])
+    rate = own / (time.monotonic() - begun)
+    _fill(connection, delayed - own)
+    last = _looks(connection, owner)
+    # As a dump does: nothing that is deleted from here on can be cleaned up.
+    with _snapshot(connection):
+        outbox.enqueue_many(connection, [_code(number, lane="low") for number in range(BATCH * 5)])
+        while claims.claim(connection, "low", owner, mark=None, most=500):
+            pass
+        held = _looks(connection, owner, lane="low")
+    connection.execute(b"DELETE FROM mailpipe.outbox_claim; DELETE FROM mailpipe.lane_worker")
+    connection.execute("DELETE FROM mailpipe.message WHERE due_at < clock_timestamp() + interval '1 minute'")
+    return {
+        "enqueue_per_second": round(rate),
+        "due_poll_ms": round(last, 2),
+        "due_poll_empty_ms": round(first, 2),
+        "due_poll_old_snapshot_ms": round(held, 2),
+    }
+
+
+def _looks(connection: Connection, owner: Any, lane: str = "critical") -> float:
+    """The 99th percentile of a look that finds nothing, in milliseconds, from a mark as a worker has it."""
+    row = connection.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None
+    times = []
+    for _ in range(LOOKS):
+        begun = time.perf_counter()
+        claims.claim(connection, lane, owner, mark=row[0] - timedelta(seconds=2), most=10)
+        times.append(time.perf_counter() - begun)
+    return _percentile(times, 99) * 1000
+
+
+def _fill(connection: Connection, number: int) -> None:
+    for start in range(0, number, 250_000):
+        connection.execute(
+            "WITH made AS (INSERT INTO mailpipe.message (lane, email, subject, body_text, body_sha256, send_at, due_at)"
+            " SELECT (ARRAY['critical', 'high', 'normal', 'low'])[1 + i %% 4], 'later' || i || '@mail.example.com', 'Later',"
+            " 'A reminder', '', t.at, t.at FROM generate_series(1, %s) AS i, LATERAL (SELECT clock_timestamp() + interval '1 hour'"
+            " + make_interval(secs => i) AS at) AS t RETURNING lane, due_at, message_id)"
+            " INSERT INTO mailpipe.outbox SELECT lane, due_at, message_id FROM made",
+            (min(250_000, number - start),),
+        )
+
+
+@contextmanager
+def _snapshot(connection: Connection) -> Iterator[None]:
+    import psycopg  # noqa: PLC0415
+
+    with psycopg.connect(connection.info.dsn, password=connection.info.password) as other:
+        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        other.execute("SELECT count(*) FROM mailpipe.campaign")
+        yield
+
+
+def _traffic(base: Ground, stand_in: StandIn, seconds: float, burst: int) -> dict[str, Any]:
+    url = base.database.url.render_as_string(hide_password=False)
+    environment = {
+        **os.environ,
+        "MAILPIPE_HOME": str(base.settings.home),
+        "MAILPIPE_VAR": str(base.settings.var),
+        "MAILPIPE_DATABASE_URL": url,
+        "MAILPIPE_SES_ENDPOINT": stand_in.url,
+    }
+    say("starting the lanes and the campaign")
+    lanes = subprocess.Popen(
+        [sys.executable, "-m", "mailpipe", "lanes"], env=environment, cwd=base.settings.home, stdout=sys.stderr
+    )
+    sender = multiprocessing.get_context("spawn").Process(target=_send, args=(base.settings, url, stand_in.url))
+    sender.start()
+    try:
+        _wait_for_both(base)
+        begun = time.time()
+        say("traffic")
+        _send_messages(base, seconds, burst)
+        ended = time.time()
+        _wait_for_the_last(base)
+    finally:
+        for process in (lanes, sender):
+            process.terminate()
+        lanes.wait(30)
+        sender.join(30)
+    with base.database.connection() as connection:
+        limit = pace.read(connection, base.campaign_id(KEY)).campaign
+        rows = connection.execute(
+            "SELECT lane, state, CAST(extract(epoch FROM finished_at - due_at) AS double precision), attempt FROM mailpipe.message"
+            " WHERE state <> 'pending'"
+        ).fetchall()
+    assert limit is not None
+    codes = [taken for lane, state, taken, _ in rows if lane == "critical" and state == "sent"]
+    misses = sum(state != "sent" or taken > base.settings.lanes[lane].sla for lane, state, taken, _ in rows)
+    mailed = sum(begun <= line["at"] < ended for line in _journal(stand_in) if line["campaign"] == KEY)
+    state = stand_in.state()
+    return {
+        "samples": len(codes),
+        "burst": burst,
+        "p50_ms": round(statistics.median(codes) * 1000, 1),
+        "p99_ms": round(_percentile(codes, 99) * 1000, 1),
+        "max_ms": round(max(codes) * 1000, 1),
+        "sla_misses": misses,
+        "messages": len(rows),
+        "resent": sum(attempt > 1 for *_, attempt in rows),
+        "utilisation": round(mailed / (ended - begun) / limit, 4),
+        "campaign_rate": limit,
+        "max_in_any_second": state["max_in_any_second"],
+        "throttled": state["throttled"],
+    }
+
+
+def _send(settings: Settings, url: str, endpoint: str) -> None:
+    """The campaign, in a process of its own."""
+    import signal  # noqa: PLC0415
+
+    from sqlalchemy.engine import make_url  # noqa: PLC0415
+
+    from mailpipe.db import Database  # noqa: PLC0415
+
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    database = Database(make_url(url), pool_size=20)
+    ses = client.connect(settings, endpoint=endpoint, connections=20)
+    send.run(database, settings, ses, KEY, stop=stop)
+    database.close()
+
+
+def _wait_for_both(base: Ground) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with base.database.connection() as connection:
+            row = connection.execute(
+                "SELECT EXISTS (SELECT FROM mailpipe.lane_worker WHERE threads <> '{}'), EXISTS (SELECT FROM mailpipe.call)"
+            ).fetchone()
+        if row == (True, True):
+            return
+        time.sleep(0.1)
+    raise SystemExit("the lanes and the campaign did not start")
+
+
+def _send_messages(base: Ground, seconds: float, burst: int) -> None:
+    """Codes one by one at random moments, 20 a second; other lanes beside them; in the middle a burst of codes."""
+    chance = random.Random(20261129)
+    begun = time.monotonic()
+    number, burst_at = 1_000_000, seconds / 2
+    with base.database.connection() as connection:
+        at = 0.0
+        while (at := at + chance.expovariate(20.0)) < seconds:
+            time.sleep(max(0.0, begun + at - time.monotonic()))
+            if at > burst_at:
+                burst_at = float("inf")
+                outbox.enqueue_many(connection, [_code(number + 500_000 + i) for i in range(burst)])
+            number += 1
+            outbox.enqueue(connection, _code(number))
+            if number % 4 == 0:
+                lane = NAMES[1 + number // 4 % 3]
+                outbox.enqueue(connection, _code(number + 250_000, lane=lane, delay=chance.choice([None, 0.5])))
+
+
+def _wait_for_the_last(base: Ground) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with base.database.connection() as connection:
+            if not any(depth.pending or depth.processing for depth in outbox.depths(connection).values()):
+                return
+        time.sleep(0.1)
+
+
+def _code(number: int, *, lane: str = "critical", delay: float | None = None) -> MessageSpec:
+    return MessageSpec(
+        to=f"code{number}@mail.example.com",
+        template="login_code",
+        variables={"code": f"{number % 1_000_000:06d}"},
+        lane=lane,  # type: ignore[arg-type]
+        delay=delay,
+        idempotency_key=f"login-{lane}-{number}-{delay}",
+    )
+
+
+def _journal(stand_in: StandIn) -> Iterator[dict[str, Any]]:
+    with stand_in.journal_file.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+if __name__ == "__main__":
+    main()
