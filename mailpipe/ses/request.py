@@ -63,10 +63,22 @@ def bulk_request(
 
 
 def check_bulk(request: dict[str, Any], *, max_entries: int = MAX_ENTRIES) -> None:
-    """Refuse what SES would refuse, and any shape but that of `bulk_request` and `message.entry`.
+    """Refuse what SES would refuse, and any shape but that of `bulk_request` and `message.Letter`.
 
     `max_entries` is the smaller of 50 and the recipients per second that the account may send. Raises
     RequestError.
+    """
+    check_frame(request, max_entries=max_entries)
+    for index, entry in enumerate(request["BulkEmailEntries"]):
+        try:
+            _check_entry(entry)
+        except _Refused as refused:
+            raise RequestError(str(refused), index) from None
+
+
+def check_frame(request: dict[str, Any], *, max_entries: int = MAX_ENTRIES) -> None:
+    """The same for all but the entries. Enough for those that `message.Letter` has made: they keep the rules by the way they are
+    made (a property test holds it to them), and to check them again took 7.6 µs each, a quarter of the sender's own time.
     """
     keys = request.keys() - {"ReplyToAddresses"}
     if keys != _REQUEST_KEYS:
@@ -89,11 +101,6 @@ def check_bulk(request: dict[str, Any], *, max_entries: int = MAX_ENTRIES) -> No
     limit = min(max_entries, MAX_ENTRIES)
     if not isinstance(entries, list) or not 1 <= len(entries) <= limit:
         raise RequestError(f"BulkEmailEntries: expected a list of 1 to {limit} entries")
-    for index, entry in enumerate(entries):
-        try:
-            _check_entry(entry)
-        except _Refused as refused:
-            raise RequestError(str(refused), index) from None
 
 
 class _Refused(Exception):

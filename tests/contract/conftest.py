@@ -27,7 +27,7 @@ import boto3
 import pytest
 
 from mailpipe.links import Signer
-from mailpipe.message import Recipient, entry
+from mailpipe.message import Letter, Recipient
 from mailpipe.ses.client import Ses, connect
 from mailpipe.ses.request import bulk_request, check_bulk
 from mailpipe.settings import Settings
@@ -117,11 +117,12 @@ def people(template: Template, values: Sequence[str] = AWKWARD) -> list[Recipien
 
 def make_request(template: Template, recipients: Sequence[Recipient], *, sender: str = SENDER) -> dict[str, Any]:
     """The request that a run would make for these people, checked as a run checks it."""
+    letter = Letter(template, SIGNER, campaign=CAMPAIGN, topic=TOPIC)
     made = bulk_request(
         sender=sender,
         template_name=template.version,
         configuration_set="mailpipe-marketing",
-        entries=[entry(template, one, SIGNER, campaign=CAMPAIGN, topic=TOPIC) for one in recipients],
+        entries=[letter.entry(one) for one in recipients],
         reply_to="Service <help@shop.example.com>",
     )
     check_bulk(made)

@@ -184,7 +184,7 @@ class Crash:
         )
 
     def refuse_last_calls(self, key: str) -> None:
-        """Suppress everybody of the last call of each chunk. A chunk whose last answer makes it done needs no giving back; one whose
+        """Suppress everybody of the last call of each chunk: what is done with its last answer needs no giving back, a chunk whose
         last call is not made does."""
         chunks = self.world.execute(
             "SELECT first_seq, size FROM mailpipe.chunk JOIN mailpipe.campaign USING (campaign_id) WHERE key = %(key)s",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mailpipe.links import Person, Signer
-from mailpipe.message import Recipient, Unfit, entry
+from mailpipe.message import Letter, Recipient, Unfit
 from mailpipe.ses.request import bulk_request, check_bulk
 from mailpipe.template import Template, Variable
 
@@ -38,7 +38,7 @@ anna = Recipient(
 
 def make(recipient: Recipient, **changed: Any) -> dict[str, Any]:
     options = {"campaign": "black-friday", "topic": "marketing", **changed}
-    return entry(options.pop("template", template), recipient, signer, **options)
+    return Letter(options.pop("template", template), signer, **options).entry(recipient)
 
 
 def data_of(made: dict[str, Any]) -> dict[str, str]:

@@ -29,12 +29,19 @@ def test_parameters_become_psycopg_s(given: str, wanted: bytes) -> None:
 
 def test_a_file_is_read_by_name(tmp_path: Path) -> None:
     (tmp_path / "thing.sql").write_text(
-        "-- what this file is for\n\n-- name: one\nSELECT 1;\n\n-- name: two\n-- why\nSELECT :x;\n"
+        "-- what this file is for\n\n-- name: one\nSELECT 1;\n\n-- name: two\n-- why\nSELECT :x, -- and why\n  'a--b';\n"
     )
     queries = Queries(tmp_path / "thing.sql")
-    assert queries.texts == {"one": "SELECT 1;", "two": "-- why\nSELECT :x;"}
-    assert queries["two"] == b"-- why\nSELECT %(x)s;"
+    assert queries.texts == {"one": "SELECT 1;", "two": "SELECT :x,\n'a--b';"}
+    assert queries["two"] == b"SELECT %(x)s,\n'a--b';"
     assert beside(str(tmp_path / "thing.py")).texts == queries.texts
+
+
+def test_a_part_stands_in_the_queries_that_name_it(tmp_path: Path) -> None:
+    (tmp_path / "thing.sql").write_text(
+        "-- part: shared\nx = :x\n-- name: one\nSELECT {{shared}}\n-- name: two\nDELETE {{shared}}\n"
+    )
+    assert Queries(tmp_path / "thing.sql").texts == {"one": "SELECT x = :x", "two": "DELETE x = :x"}
 
 
 def test_fragments_of_our_own_settings_are_filled_in(tmp_path: Path) -> None:
