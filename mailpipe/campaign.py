@@ -175,7 +175,8 @@ def create(connection: Connection, settings: Settings, spec: Spec, *, author: st
         if row is None:
             raise CampaignError(f"campaign {spec.key!r} exists already; a key is never used again, choose another")
         campaign_id = int(row[0])
-        connection.execute(f"CREATE SEQUENCE mailpipe.pace_campaign_{campaign_id}".encode())
+        for line in ("campaign", "share"):
+            connection.execute(f"CREATE SEQUENCE mailpipe.pace_{line}_{campaign_id}".encode())
         _audit(connection, campaign_id, author, "create", spec.model_dump(mode="json"))
     return get(connection, spec.key)
 

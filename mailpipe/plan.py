@@ -16,17 +16,18 @@ MIN_THREADS, MAX_THREADS = 2, 64
 UNLIMITED_THREADS = 16
 
 
-def threads(rate: float | None) -> int:
-    """Sender threads that keep `rate` recipients per second busy while each call takes CALL_SECONDS."""
-    if rate is None:
+def threads(limits: pace.Limits) -> int:
+    """Sender threads that keep the pace of a campaign busy while each call takes CALL_SECONDS."""
+    if limits.campaign is None:
         return UNLIMITED_THREADS
-    calls = rate / pace.call_size(rate)
+    calls = limits.campaign / limits.call_size
     return min(MAX_THREADS, max(MIN_THREADS, math.ceil(calls * CALL_SECONDS) + 2))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Rates in recipients per second, times in seconds. `binding` names the limit that decides; `problems` what cannot be met."""
+    """Rates in recipients per second, times in seconds. `sent_last_day`: by SES's count or ours. `binding` names the limit that
+    decides; `problems` what cannot be met."""
 
     campaign: str
     recipients: int
@@ -53,7 +54,6 @@ def make(
     recipients: int,
     chunks: int,
     limits: pace.Limits,
-    account: pace.State,
     finish_within: float | None,
 ) -> Plan:
     """Hold what is wanted against what the limits allow."""
@@ -61,11 +61,12 @@ def make(
     candidates = {
         "campaign rate": limits.rate,
         "MAILPIPE_RATE": limits.ceiling,
+        "order of `mailpipe pace`": limits.order_rate,
         "SES account rate": limits.account_rate,
     }
     binding = next((name for name, value in candidates.items() if value is not None and value == rate), "none")
     # What the spacing of slots really lets through, which is a few per cent less than the rate.
-    real = None if rate is None else limits.call_size / pace.spacing(rate)
+    real = limits.real_rate
     seconds = None if real is None or not recipients else recipients / real
     required = None if not finish_within else recipients / finish_within
     problems = []
@@ -74,15 +75,18 @@ def make(
             f"{recipients} recipients at {rate:g}/s take {_minutes(seconds)}, longer than finish_within"
             f" ({_minutes(finish_within)}); it needs {required:.0f}/s. The limit is the {binding}"
         )
-    left = None
-    if account.daily_quota is not None and account.daily_quota >= 0:
-        left = account.daily_quota - (account.sent_last_day or 0.0)
-        if recipients > left:
-            problems.append(
-                f"{recipients} recipients, but the SES account may send only {left:.0f} more within 24 hours"
-                f" (quota {account.daily_quota:.0f})"
-            )
-            binding = "SES daily quota"
+    day = limits.day
+    left, left_for_marketing = day.left, day.left_for_marketing
+    if left is not None and left_for_marketing is not None and recipients > left_for_marketing:
+        share = left_for_marketing < left
+        binding = "share of marketing in the SES daily quota" if share else "SES daily quota"
+        problems.append(
+            f"{recipients} recipients, but campaigns may send only {left_for_marketing:.0f} more within 24 hours"
+            f" ({day.marketing_share:.0%} of the quota of {day.quota:.0f}: MAILPIPE_MARKETING_SHARE)"
+            if share
+            else f"{recipients} recipients, but the SES account may send only {left:.0f} more within 24 hours"
+            f" (quota {day.quota:.0f})"
+        )
     return Plan(
         campaign=key,
         recipients=recipients,
@@ -94,9 +98,9 @@ def make(
         seconds=seconds,
         finish_within=finish_within,
         required_rate=required,
-        daily_quota=account.daily_quota,
-        sent_last_day=account.sent_last_day,
-        threads=threads(rate),
+        daily_quota=day.quota,
+        sent_last_day=day.used,
+        threads=threads(limits),
         binding=binding,
         problems=tuple(problems),
     )
@@ -120,7 +124,6 @@ def of(connection: Connection, key: str) -> Plan:
         taken.recipients,
         counts.chunks,
         pace.read(connection, found.campaign_id),
-        pace.state(connection),
         found.spec.finish_within,
     )
 

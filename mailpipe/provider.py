@@ -17,3 +17,13 @@ _PROVIDERS = {
 def of(label: str) -> str | None:
     """The provider of a domain by its first label (`gmail`); None when it is nobody whom many people share."""
     return _PROVIDERS.get(label)
+
+
+FAMILIES = ("gmail", "microsoft", "yahoo", "apple", "other")
+"""Providers that can have a pace of their own; all the rest is `other`."""
+
+
+def family(email: str) -> str:
+    """The family of an address."""
+    name = (of(email.rpartition("@")[2].partition(".")[0].lower()) or "").lower()
+    return name if name in FAMILIES else "other"

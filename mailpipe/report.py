@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ QUERIES = queries.beside(__file__)
 @dataclass(frozen=True)
 class Progress:
     """People by state (they add up to `total`), and the pace. `rate_per_second` is what was accepted over the last 60 s of
-    recorded calls; `eta_minutes` rests on it alone and is None while nothing moves. `waiting` says for what, and until when."""
+    recorded calls; `eta_minutes` rests on it and is None while nothing moves. `waiting` says for what, and until when; then the
+    wait and the limits count too."""
 
     campaign: str
     state: str
@@ -91,11 +92,12 @@ def progress(connection: Connection, key: str) -> Progress:
     accepted, span = _pair(connection, "rate", found.campaign_id)
     rate = accepted / max(span, 1.0) if accepted else 0.0
     left = counts.pending + counts.sending
+    wait = _wait(connection, found, left)
     eta = None
     if left == 0:
         eta = 0.0
-    elif rate > 0 and found.state == "sending":
-        eta = left / rate / 60
+    elif found.state == "sending":
+        eta = _eta(left, rate, wait)
     return Progress(
         campaign=found.key,
         state=found.state,
@@ -109,11 +111,11 @@ def progress(connection: Connection, key: str) -> Progress:
         skipped=counts.skipped,
         unknown=counts.unknown,
         rate_per_second=round(rate, 1),
-        eta_minutes=None if eta is None else round(eta, 2),
+        eta_minutes=None if eta is None else round(eta / 60, 2),
         queued_chunks=counts.queued_chunks,
         processing_chunks=counts.processing_chunks,
-        waiting=_waiting(connection, found, left),
         delivery_p95_seconds=latency.percentile(connection, found.campaign_id, 0.95),
+        waiting=None if wait is None else wait.text,
     )
 
 
@@ -235,16 +237,42 @@ def _pair(connection: Connection, name: str, campaign_id: int) -> tuple[int, flo
     return int(row[0]), float(row[1] or 0.0)
 
 
-def _waiting(connection: Connection, found: campaign.Campaign, left: int) -> str | None:
+@dataclass(frozen=True)
+class _Wait:
+    """For what a campaign waits, for how many seconds from now, and how fast it may go then (recipients per second)."""
+
+    text: str
+    seconds: float
+    rate: float | None
+
+
+def _wait(connection: Connection, found: campaign.Campaign, left: int) -> _Wait | None:
     if left == 0 or found.state != "sending":
         return None
+    limits = pace.read(connection, found.campaign_id)
+    frees = pace.quota_frees(connection, limits.day)
+    if frees is not None:
+        return _Wait(_until("quota", frees), (frees - datetime.now(UTC)).total_seconds(), limits.real_rate)
     known = pace.state(connection)
     if known.blocked_until is not None:
-        return f"waiting for {known.blocked_reason} until {known.blocked_until:%Y-%m-%d %H:%M:%S} UTC"
+        text = _until(str(known.blocked_reason), known.blocked_until)
+        return _Wait(text, limits.blocked_for or 0.0, limits.real_rate)
     due = ledger.next_due(connection, found.campaign_id, (0, 99)).pending
     if due is not None and due > 0:
-        return f"next people are due in {due:.0f} s"
+        return _Wait(f"next people are due in {due:.0f} s", due, limits.real_rate)
     return None
+
+
+def _until(reason: str, instant: datetime) -> str:
+    return f"waiting for {reason} until {instant.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _eta(left: int, rate: float, wait: _Wait | None) -> float | None:
+    """Seconds to the end; while a campaign waits, those of the wait and what is left at the rate that it may have then."""
+    if wait is None:
+        return left / rate if rate > 0 else None
+    then = rate or wait.rate
+    return wait.seconds + left / then if then else None
 
 
 def _message_id(row: dict[str, Any]) -> str | None:

@@ -116,7 +116,7 @@ def run(
             return Outcome(End.COMPLETE if found.state == "done" else End.NOT_SENDING, _refusal(found))
         read_account(connection, config, ses)
         shared = pace.Pace(found.spec.lane, found.campaign_id)
-        threads = config.threads or plan.threads(shared.limits(connection).campaign)
+        threads = config.threads or plan.threads(shared.limits(connection))
     job = Job(
         campaign=found,
         templates=Templates(),
@@ -127,6 +127,7 @@ def run(
         configuration_set=config.configuration_set,
         lease=config.lease,
         stop=stop,
+        single=config.ses_operation == "single",
         opening=ledger.opening(found.campaign_id, found.spec.topic, consent=config.consent),
     )
     crew = _Crew(job, slices, horizon, threads)
@@ -188,7 +189,7 @@ def _started(
 def read_account(connection: Connection, config: Settings, ses: Ses) -> None:
     """Note what the account may do now. A failed read is fatal only when nothing is known yet."""
     try:
-        pace.keep_account(connection, ses.account(), ceiling=config.rate)
+        pace.keep_account(connection, ses.account(), config)
     except ServiceError:
         if pace.state(connection).account_rate is None:
             raise
@@ -299,6 +300,10 @@ class _Crew:
             self._job.stop.set()
         if time.monotonic() - self._account_read > ACCOUNT_EVERY:
             self._account_read = time.monotonic()
+            age = pace.read(connection).account_age
+            # Another process may have just done it.
+            if age is not None and age < ACCOUNT_EVERY / 2:
+                return
             read_account(connection, config, self._job.ses)
 
     def join(self) -> None:

@@ -15,11 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from mailpipe import lane
 from mailpipe.errors import SettingsError
 from mailpipe.lane import Lane, LaneName
+from mailpipe.provider import FAMILIES
 
 _CAP = re.compile(r"(\d{1,4})\s*/\s*(\d{1,3})\s*d?")
 DEFAULT_CONSENT = """\
@@ -63,7 +65,21 @@ class Settings:
     """How messages are worked (MAILPIPE_LANE_CRITICAL, _HIGH, _NORMAL, _LOW), as `unknown=hold validity=300 workers=10-40`. `lane`
     has the fields and their defaults."""
     rate: float | None = None
-    """Ceiling for all campaigns together (MAILPIPE_RATE). The account's own limit applies if it is smaller."""
+    """Ceiling for everything together (MAILPIPE_RATE). The account's own limit applies if it is smaller."""
+    call_rate: float | None = None
+    """Calls per second (MAILPIPE_CALL_RATE). Empty: no limit until SES refuses; then it is found by trial."""
+    marketing_share: float = 0.5
+    """The part of the account's 24-hour quota that campaigns may use (MAILPIPE_MARKETING_SHARE, above 0 to 1): the rest is kept for
+    messages, so that a campaign cannot use up what a login code needs."""
+    reserve_share: float = 0.05
+    """The part of the account's rate that is kept free for critical and high messages while `mailpipe lanes` serves them
+    (MAILPIPE_RESERVE_SHARE, 0 to below 1)."""
+    ses_operation: Literal["bulk", "single"] = "bulk"
+    """Whether mail leaves through SendBulkEmail or, one recipient a call, through SendEmail (MAILPIPE_SES_OPERATION): slower here,
+    for accounts whose bulk calls SES limits."""
+    provider_rates: Mapping[str, float] = field(default_factory=dict)
+    """Recipients per second of a mailbox provider (MAILPIPE_PROVIDER_RATES), as `gmail=200,yahoo=50`: gmail, microsoft, yahoo,
+    apple, other. A provider that is not named has no limit of its own."""
     threads: int | None = None
     """Sender threads of one run (MAILPIPE_THREADS). Empty: enough to keep the pace at half a second a call."""
     shares: int = 1
@@ -177,6 +193,11 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         transactional_sender=environ.get("MAILPIPE_TRANSACTIONAL_SENDER") or None,
         lanes={name: _lane(environ, default) for name, default in lane.DEFAULTS.items()},
         rate=_positive(environ, "MAILPIPE_RATE", None),
+        call_rate=_positive(environ, "MAILPIPE_CALL_RATE", None),
+        marketing_share=_positive(environ, "MAILPIPE_MARKETING_SHARE", None, most=1.0) or Settings.marketing_share,
+        reserve_share=_reserve_share(environ),
+        ses_operation=_operation(environ),
+        provider_rates=_provider_rates(environ),
         threads=None if threads is None else int(threads),
         shares=int(shares),
         consent=environ.get("MAILPIPE_CONSENT") or DEFAULT_CONSENT,
@@ -309,7 +330,36 @@ def _cap(text: str | None) -> Cap | None:
     return Cap(mails, days) if mails and days else None
 
 
-def _positive(environ: Mapping[str, str], name: str, default: float | None) -> float | None:
+def _reserve_share(environ: Mapping[str, str]) -> float:
+    text = environ.get("MAILPIPE_RESERVE_SHARE")
+    # 0 is a choice here: no reserve.
+    if text is not None and text.strip() in ("0", "0.0"):
+        return 0.0
+    return _positive(environ, "MAILPIPE_RESERVE_SHARE", None, most=0.9) or Settings.reserve_share
+
+
+def _operation(environ: Mapping[str, str]) -> Literal["bulk", "single"]:
+    match environ.get("MAILPIPE_SES_OPERATION") or Settings.ses_operation:
+        case "bulk":
+            return "bulk"
+        case "single":
+            return "single"
+        case text:
+            raise SettingsError(f"MAILPIPE_SES_OPERATION: expected bulk or single, got {text!r}")
+
+
+def _provider_rates(environ: Mapping[str, str]) -> dict[str, float]:
+    name = "MAILPIPE_PROVIDER_RATES"
+    found: dict[str, float] = {}
+    for part in filter(None, (environ.get(name) or "").split(",")):
+        provider, _, text = part.strip().partition("=")
+        if provider not in FAMILIES:
+            raise SettingsError(f"{name}: {provider!r} is none of {', '.join(FAMILIES)}")
+        found[provider] = _positive({name: text or "0"}, name, None) or 0.0
+    return found
+
+
+def _positive(environ: Mapping[str, str], name: str, default: float | None, *, most: float = 1e9) -> float | None:
     text = environ.get(name)
     if not text:
         return default
@@ -317,6 +367,7 @@ def _positive(environ: Mapping[str, str], name: str, default: float | None) -> f
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < 1e9:
-        raise SettingsError(f"{name}: expected a number above 0, got {text!r}")
+    if not 0 < value <= most:
+        bounds = "above 0" if most >= 1e9 else f"above 0 and at most {most:g}"
+        raise SettingsError(f"{name}: expected a number {bounds}, got {text!r}")
     return value

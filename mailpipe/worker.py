@@ -27,7 +27,7 @@ from mailpipe.errors import DatabaseUnavailable
 from mailpipe.ledger import Answered, Lease, Opened, Opening, Unfit
 from mailpipe.links import Signer
 from mailpipe.message import Recipient
-from mailpipe.ses import request
+from mailpipe.ses import request, single
 from mailpipe.ses.answer import SPLIT_REASONS, Answer, Kind
 from mailpipe.ses.client import Ses, SlotMissed
 from mailpipe.template import Template
@@ -95,6 +95,7 @@ class Job:
     pace: pace.Pace
     configuration_set: str
     lease: float
+    single: bool
     stop: threading.Event
     opening: Opening
     unanswered: Streak = field(default_factory=Streak)
@@ -179,9 +180,12 @@ class Worker:
         if opened is None:
             return False
         chosen = [one for one in batch if one.person.seq in opened.people]
+        answer = self._call(chunk, chosen, slot) if chosen else None
+        # Whom SES certainly did not take does not count for its day.
+        handed = 0 if answer is None else sum(result.kind is not Kind.AGAIN for result in answer.results)
+        self.job.pace.give_back(slot.call_size - handed)
         if not chosen:
             return True
-        answer = self._call(chunk, chosen, slot)
         if answer is None:
             self._retract(chunk.held, opened)
             chunk.todo.appendleft(chosen)
@@ -223,14 +227,14 @@ class Worker:
         An answer is not kept waiting for a distant slot: it is written first.
         """
         if chunk.answered is not None:
-            slot = self._take(_OPEN_AHEAD)
+            slot = self._take(chunk, _OPEN_AHEAD)
             if isinstance(slot, pace.Slot):
                 return slot
             if not self._record(chunk):
                 return None
         give_up = time.monotonic() + PATIENCE
         while True:
-            slot = self._take(PATIENCE)
+            slot = self._take(chunk, PATIENCE)
             if isinstance(slot, pace.Slot):
                 return slot
             if slot.wait > PATIENCE or time.monotonic() > give_up:
@@ -239,9 +243,12 @@ class Worker:
             if self._pause(min(slot.wait, 1.0)):
                 return None
 
-    def _take(self, patience: float) -> pace.Slot | pace.Refusal:
+    def _take(self, chunk: _Chunk, patience: float) -> pace.Slot | pace.Refusal:
         lead = 2 * self._open_seconds + _LEAST_LEAD
-        return self._safely(lambda connection: self.job.pace.take(connection, patience=patience, lead=lead))
+        recipients = len(chunk.todo[0])
+        return self._safely(
+            lambda connection: self.job.pace.take(connection, patience=patience, lead=lead, recipients=recipients)
+        )
 
     def _open(self, chunk: _Chunk, batch: Sequence[_Entry]) -> Opened | None:
         """Open a call, in one commit with the record of the one before. None: no call may be made."""
@@ -282,7 +289,11 @@ class Worker:
                 reply_to=spec.reply_to,
             )
             request.check_frame(made)
-            answer = self.job.ses.send(made, at=slot.at, lateness=slot.lateness)
+            if self.job.single:
+                one = single.single_request(made)
+                answer = self.job.ses.send_single(one, at=slot.at, lateness=slot.lateness)
+            else:
+                answer = self.job.ses.send(made, at=slot.at, lateness=slot.lateness)
         except SlotMissed:
             return None
         except request.RequestError as error:

@@ -88,7 +88,11 @@ class World:
         with self.database.connection() as connection:
             connection.execute("TRUNCATE users, mailpipe.suppression, mailpipe.opt_out")
             connection.execute("DELETE FROM mailpipe.pace; INSERT INTO mailpipe.pace DEFAULT VALUES")
-            connection.execute("SELECT setval('mailpipe.pace_account', 1)")
+            connection.execute("TRUNCATE mailpipe.pace_claim, mailpipe.pace_count")
+            connection.execute(
+                "SELECT setval(CAST('mailpipe.' || sequencename AS regclass), 1, false) FROM pg_sequences"
+                " WHERE schemaname = 'mailpipe' AND sequencename LIKE 'pace_%'"
+            )
 
     def cut_connections(self) -> None:
         """Let the server drop every connection of the pool but this one."""

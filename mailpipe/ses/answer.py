@@ -32,7 +32,8 @@ class Kind(StrEnum):
     """SES may have accepted it."""
 
 
-Block = Literal["rate", "quota"]
+Block = Literal["rate", "calls", "quota"]
+"""Which limit of the account was hit: recipients per second, calls per second, or recipients per 24 hours."""
 
 
 class Result(NamedTuple):
@@ -120,6 +121,7 @@ _MAY_PASS = (
 )
 _unverified = re.compile(r"not verified|not authorized|unverified", re.IGNORECASE).search
 _daily = re.compile(r"\bdaily\b|24.hour", re.IGNORECASE).search
+_sending_rate = re.compile(r"\bsend(?:ing)? rate\b", re.IGNORECASE).search
 _rate = re.compile(r"\brate\b", re.IGNORECASE).search
 _address = re.compile(r"""(?:"[^"]*"|[^\s<>"'=:,;()])+@[^\s<>"',;()]+""")
 _control = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
@@ -244,7 +246,8 @@ def _of_client_error(error: boto.ClientError, size: int) -> Answer:
         return _all(size, Result(Kind.UNKNOWN, reason, detail), halt=halt)
     limited = code == "LimitExceededException" and (_daily(text) or _rate(text))
     if code in _RATE_CODES or http == 429 or limited:
-        limit: Block = "quota" if _daily(text) else "rate"
+        # Over the sending rate SES says `Maximum sending rate exceeded.`; other words come from the limit of calls.
+        limit: Block = "quota" if _daily(text) else "calls" if text and not _sending_rate(text) else "rate"
         return _again(size, "account_daily_quota_exceeded" if limit == "quota" else "account_throttled", detail, limit)
     if code in _SPLIT_CODES and not (code == "MessageRejected" and _unverified(text)):
         if size > 1:

@@ -110,7 +110,7 @@ def main(task: Task) -> None:
     # SIGTERM asks for a graceful end, as Dagster does with an interrupt.
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    pace.MAX_CALL = task.call_size
+    pace.rule.MAX_CALL = task.call_size
     if task.mutant is not None:
         (mutants.ALL | mutants.MESSAGES)[task.mutant]()
     _Striker(task).install()

@@ -1,27 +1,112 @@
-"""The arithmetic of the pace: whatever the rate and however late calls leave, no second sees more than the limit."""
+"""The arithmetic of the pace: whatever the rate, the lanes and the lateness, no second sees more than the limit."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from bisect import bisect_right
+import random
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mailpipe import pace
-from mailpipe.pace import LATENESS, TRANSIT, WINDOW, Clock, Limits
+from mailpipe.pace import LATENESS, TRANSIT, WINDOW, Limits, rule
+from mailpipe.pace.rule import Claim, Line, Split
 
 RATES = st.one_of(
     st.integers(1, 100_000).map(float),
     st.floats(0.05, 300, allow_nan=False),
     st.floats(300, 100_000, allow_nan=False),
 )
+SPLITS = st.builds(
+    rule.split,
+    RATES,
+    reserve=st.sampled_from([0.0, 0.01, 0.05, 0.3, 0.9]),
+    held=st.booleans(),
+    mixed=st.booleans(),
+    most=st.sampled_from([None, 1, 10, 50]),
+    calls=st.none() | st.floats(0.5, 1000),
+)
+PART = ("normal", 1), ("normal", 2), ("low", 3), ("low", 0)
 
 
-@given(RATES)
-def test_a_call_holds_no_more_than_ses_takes_and_no_more_than_a_second_s_worth(rate: float) -> None:
-    assert 1 <= pace.call_size(rate) <= min(50, max(1, rate))
+def most_in_a_window(departures: list[tuple[float, int]]) -> int:
+    """The most recipients that leave in any closed window of a second."""
+    departures = sorted(departures)
+    best = total = first = 0
+    for at, recipients in departures:
+        total += recipients
+        while departures[first][0] < at - WINDOW:
+            total -= departures[first][1]
+            first += 1
+        best = max(best, total)
+    return best
+
+
+def played(line: Line, chance: random.Random, ease: float = 1.0) -> list[tuple[float, int]]:
+    """A line that is always busy, its calls of any size that it allows, each up to LATENESS late and up to TRANSIT on its way."""
+    slot, found = chance.random(), []
+    for _ in range(min(150, 3 * math.ceil(line.calls * (line.size if line.unit else 1)) + 3)):
+        size = chance.choice([1, line.size, chance.randint(1, line.size)])
+        slot += rule.microseconds(line.gap(size) / ease) / 1e6
+        found.append((slot + chance.choice([0.0, LATENESS, LATENESS + TRANSIT, chance.random() * LATENESS]), size))
+    return found
+
+
+@given(SPLITS, st.randoms(use_true_random=False))
+def test_all_lines_together_never_let_more_than_the_rate_through(split: Split, chance: random.Random) -> None:
+    departures = played(split.bulk, chance)
+    limit = split.bulk.rate
+    if split.reserve is not None:
+        departures += played(split.reserve, chance)
+        limit = split.reserve.rate + (
+            split.bulk.rate
+            if split.bulk.unit
+            else split.bulk.size * max(1, math.floor(split.bulk.rate / split.bulk.size))
+        )
+    assert most_in_a_window(departures) <= max(1, limit)
+
+
+@given(RATES, st.booleans(), st.booleans(), st.sampled_from([0.0, 0.05, 0.5]), st.none() | st.floats(0.5, 1000))
+@example(53.0, True, False, 0.05, None)
+@example(20.99, True, True, 0.05, None)
+def test_the_parts_of_a_split_are_no_more_than_the_rate(
+    rate: float, held: bool, mixed: bool, reserve: float, calls: float | None
+) -> None:
+    split = rule.split(rate, reserve=reserve, held=held, mixed=mixed, calls=calls)
+    bulk = split.bulk
+    used = bulk.rate if bulk.unit else bulk.size * bulk.calls
+    assert 1 <= bulk.size <= min(50, max(1, rate))
+    assert used + (split.reserve.rate if split.reserve else 0) <= rate * (1 + 1e-9)
+    if split.reserve is not None:
+        assert held and rate >= rule.ONE_LINE
+        assert split.reserve.rate - split.reserve.size + 1 >= 1, "the reserve moves"
+    if calls is not None and calls * min(50, bulk.rate) >= bulk.rate and not bulk.unit:
+        assert bulk.calls <= math.ceil(calls)
+
+
+@given(RATES, st.data())
+def test_whole_calls_stay_within_the_limit_however_late_they_are(rate: float, data: st.DataObject) -> None:
+    """The same as above with lateness chosen by hypothesis, which looks for the worst."""
+    line = rule.split(rate).bulk
+    between = rule.microseconds(line.gap(1)) / 1e6
+    number = min(60, 3 * math.ceil(1 / between) + 3)
+    delays = data.draw(
+        st.lists(st.sampled_from([0.0, 0.004, LATENESS, LATENESS + TRANSIT]), min_size=number, max_size=number)
+    )
+    assert most_in_a_window([(i * between + delay, line.size) for i, delay in enumerate(delays)]) <= max(1, rate)
+
+
+@given(st.integers(1, 2000), st.integers(1, 50), st.lists(st.integers(1, 50), min_size=1, max_size=300))
+def test_a_line_by_recipients_holds_with_any_mixture_of_calls(rate: int, size: int, calls: list[int]) -> None:
+    size = min(size, rate)
+    line, at = Line(size, float(rate), unit=True), 0.0
+    departures = []
+    for recipients in (min(wanted, size) for wanted in calls):
+        at += rule.microseconds(line.gap(recipients)) / 1e6
+        departures.append((at, recipients))
+    assert most_in_a_window(departures) <= rate
 
 
 def test_without_a_limit_a_call_is_full() -> None:
@@ -34,32 +119,7 @@ def test_without_a_limit_a_call_is_full() -> None:
 def test_calls_divide_the_rate_well(rate: float, size: int) -> None:
     """570/s is 12 calls of 47, not 11 of 50."""
     assert pace.call_size(rate) == size
-
-
-@given(RATES)
-@example(14.0)
-@example(51.0)
-@example(570.0)
-@example(1.0)
-def test_no_closed_window_of_a_second_can_catch_more_than_the_rate(rate: float) -> None:
-    """Calls that arrive within a window come from slots within the window, the lateness and the difference of two ways."""
-    reach = (WINDOW + LATENESS + TRANSIT) * 1e6
-    slots = math.floor(reach / pace.distance(rate)) + 1
-    assert slots * pace.call_size(rate) <= max(1, rate)
-
-
-@given(RATES, st.data())
-def test_however_late_calls_are_no_window_catches_more_than_the_rate(rate: float, data: st.DataObject) -> None:
-    """The same, by playing it: each call leaves up to LATENESS after its slot and is up to TRANSIT on its way."""
-    between = pace.distance(rate) / 1e6
-    number = min(60, 3 * math.ceil(1 / between) + 3)
-    delays = data.draw(
-        st.lists(st.sampled_from([0.0, 0.004, LATENESS, LATENESS + TRANSIT]), min_size=number, max_size=number)
-    )
-    arrivals = sorted(i * between + delay for i, delay in enumerate(delays))
-    for i, start in enumerate(arrivals):
-        caught = bisect_right(arrivals, start + WINDOW) - i
-        assert caught * pace.call_size(rate) <= max(1, rate)
+    assert rule.split(float(rate)).bulk.size == size
 
 
 @given(st.one_of(st.integers(14, 100_000).map(float), st.floats(20, 100_000, allow_nan=False)))
@@ -67,57 +127,130 @@ def test_however_late_calls_are_no_window_catches_more_than_the_rate(rate: float
 @example(20.99)
 @example(51.0)
 def test_at_least_nine_tenths_of_a_limit_can_be_used(rate: float) -> None:
-    assert pace.call_size(rate) / (pace.distance(rate) / 1e6) >= 0.9 * rate
+    assert rule.split(rate).bulk.real_rate >= 0.9 * rate
 
 
-@given(st.none() | RATES, st.none() | RATES, st.none() | RATES)
+@pytest.mark.parametrize("rate", [14.0, 53.0, 570.0, 600.0, 2000.0])
+def test_of_the_usual_limits_more_than_that(rate: float) -> None:
+    assert rule.split(rate).bulk.real_rate >= 0.94 * rate
+
+
+def test_a_reserve_is_only_held_while_somebody_can_use_it() -> None:
+    assert rule.split(600.0, reserve=0.05) == Split(Line(50, 600.0))
+    held = rule.split(600.0, reserve=0.05, held=True)
+    assert held.bulk.size == 47 and held.bulk.calls == 12
+    assert held.reserve == Line(9, 36, unit=True), "what whole calls do not use belongs to the reserve"
+
+
+def test_below_twenty_a_second_all_share_one_line_of_single_calls() -> None:
+    held = rule.split(14.0, reserve=0.05, held=True)
+    assert held == Split(Line(1, 14.0)) and held.bulk.calls == 14
+
+
+def test_borrowers_find_a_slot_of_bulk_within_a_tenth_of_a_second_or_so() -> None:
+    for rate in (20.0, 53.0, 120.0, 570.0, 2000.0):
+        assert rule.split(rate, reserve=0.05, held=True).bulk.gap(50) < 0.12, rate
+
+
+def test_small_campaigns_cost_what_they_use_beside_large_ones() -> None:
+    mixed = rule.split(600.0, mixed=True).bulk
+    assert mixed.unit and mixed.gap(5) < 0.01
+    assert mixed.real_rate > 0.93 * 600
+
+
+def test_calls_grow_when_only_a_few_a_second_are_allowed() -> None:
+    assert rule.split(14.0, held=True, calls=1.0).bulk == Line(14, 14.0)
+    assert rule.split(570.0, calls=1.0).bulk.size == 50
+
+
+@given(st.none() | RATES, st.none() | RATES, st.none() | RATES, st.booleans())
 def test_a_call_is_never_larger_than_what_its_slot_is_charged_for(
-    ceiling: float | None, account: float | None, campaign: float | None
+    ceiling: float | None, account: float | None, campaign: float | None, held: bool
 ) -> None:
-    limits = Limits(ceiling, account, campaign, None, None, None)
-    assert limits.call_size <= pace.call_size(limits.account)
-    assert limits.call_size <= pace.call_size(limits.campaign)
+    claims = (Claim("critical", 0, None, 100.0, 0.1),) if held else ()
+    limits = Limits(ceiling, account, campaign, claims=claims)
+    if limits.split is not None:
+        assert limits.call_size <= limits.split.bulk.size
+    if campaign is not None:
+        assert limits.call_size <= max(1, campaign)
     known = [limit for limit in (ceiling, account, campaign) if limit is not None]
     assert limits.campaign == (min(known) if known else None)
-    if limits.account is not None:
-        assert limits.campaign is not None and limits.campaign <= limits.account
 
 
-@given(
-    offset=st.floats(-1e6, 1e6),
-    drift=st.floats(-Clock.DRIFT, Clock.DRIFT),
-    answers=st.lists(
-        st.tuples(st.floats(0, 100), st.floats(0, 0.4), st.floats(0, 0.4), st.floats(0, 0.4)), min_size=1, max_size=20
+CLAIMS = st.lists(
+    st.builds(
+        lambda key, rate: Claim(key[0], key[1], rate, 100.0, 0.5),
+        st.sampled_from(PART),
+        st.none() | st.floats(0.5, 1000),
     ),
-)
-def test_the_true_distance_of_the_clocks_is_always_within_the_bounds(
-    offset: float, drift: float, answers: list[tuple[float, float, float, float]]
+    min_size=1,
+    max_size=4,
+    unique_by=lambda claim: claim.campaign_id,
+).map(tuple)
+
+
+@given(CLAIMS, st.sampled_from([14.0, 53.0, 600.0, 2000.0]), st.booleans())
+def test_shares_are_the_whole_line_and_nobody_gets_less_than_their_weight_or_need(
+    claims: tuple[Claim, ...], rate: float, mixed: bool
 ) -> None:
-    """Each answer: a pause before it, the way there, the time at the server, the way back."""
-    clock, now = Clock(), 1000.0
-
-    def database(local: float) -> float:
-        return local * (1 + drift) - offset
-
-    for pause, there, inside, back in answers:
-        asked = now + pause
-        now = asked + there + inside + back
-        low, high = clock.note(asked, now, database(asked + there), database(asked + there + inside))
-        told = database(now)
-        assert told + low - 1e-6 <= now <= told + high + 1e-6
-
-
-def test_one_quick_answer_makes_up_for_slow_ones() -> None:
-    clock = Clock()
-    clock.note(10.0, 10.4, 5.1, 5.3)
-    low, high = clock.note(11.0, 11.001, 6.0005, 6.0005)
-    assert high - low == pytest.approx(0.001, rel=0.01)
-    low, high = clock.note(12.0, 12.5, 7.4, 7.4)
-    assert high - low < 0.001 + 2 * 1.5 * Clock.DRIFT + 1e-9
+    line = rule.split(rate, mixed=mixed).bulk
+    shares = rule.shares(claims, line)
+    assert shares.keys() == {(claim.lane, claim.campaign_id) for claim in claims}
+    total = sum(shares.values())
+    assert total <= 1 + 1e-9
+    if any(claim.rate is None for claim in claims):
+        assert total == pytest.approx(1), "nothing is left lying while somebody can use it"
+    weights = sum(rule.WEIGHTS[claim.lane] for claim in claims)
+    for claim, other in itertools.product(claims, claims):
+        share = shares[claim.lane, claim.campaign_id]
+        assert share > 0
+        if claim.rate is None:
+            assert share >= rule.WEIGHTS[claim.lane] / weights - 1e-9
+            if claim.lane == other.lane:
+                assert share >= shares[other.lane, other.campaign_id] - 1e-9, (
+                    "nobody gets more than one without a limit"
+                )
 
 
-def test_a_clock_that_somebody_has_set_is_believed_again() -> None:
-    clock = Clock()
-    clock.note(10.0, 10.001, 5.0, 5.0)
-    low, high = clock.note(11.0, 11.002, 3600.0, 3600.001)
-    assert low == pytest.approx(11.0 - 3600.0, abs=1e-5) and high == pytest.approx(11.002 - 3600.001, abs=1e-5)
+def test_ten_equal_campaigns_get_a_tenth_each_and_low_a_quarter_of_normal() -> None:
+    ten = tuple(Claim("normal", number, None, 1.0, 0.0) for number in range(1, 11))
+    assert list(rule.shares(ten, Line(50, 600.0)).values()) == pytest.approx([0.1] * 10)
+    both = (Claim("normal", 1, None, 1.0, 0.0), Claim("low", 2, None, 1.0, 0.0))
+    assert rule.shares(both, Line(50, 600.0)) == {("normal", 1): 0.8, ("low", 2): 0.2}
+
+
+def test_who_has_not_wanted_anything_for_a_while_has_no_share() -> None:
+    claims = (Claim("normal", 1, None, 9.0, 0.0), Claim("normal", 2, None, 9.0, rule.ACTIVE + 0.1))
+    assert rule.shares(claims, Line(50, 600.0)) == {("normal", 1): 1.0}
+
+
+@given(st.randoms(use_true_random=False))
+def test_the_reserve_is_never_used_within_a_second_of_a_slot_that_bulk_took_from_it(chance: random.Random) -> None:
+    """A transactional lane is heard of at any times; bulk and the lane decide by what they read up to VALID ago, and book up to
+    MOST_AHEAD ahead."""
+    touches, now = [], 0.0
+    for _ in range(chance.randint(1, 8)):
+        now += chance.choice(
+            [chance.uniform(0.5, 2), chance.uniform(4.5, 5.5), chance.uniform(7, 9), chance.uniform(1, 20)]
+        )
+        touches.append(now)
+
+    def seen(at: float) -> tuple[Claim, ...]:
+        since = last = -math.inf
+        for touch in itertools.takewhile(lambda touch: touch <= at, touches):
+            since, last = (touch if touch - last > rule.SERVED else since), touch
+        return (Claim("critical", 0, None, at - since, at - last),) if last > -math.inf else ()
+
+    borders = [touch + delay for touch in touches for delay in (0, rule.SETTLE, rule.SERVED, rule.HOLD)]
+    reserve, taken = [], []
+    for border in borders:
+        for _ in range(8):
+            read = border + chance.uniform(-1, 1) * chance.choice([0.001, 0.3])
+            leaves = read + chance.choice([0.0, rule.VALID, chance.random() * rule.VALID])
+            leaves += chance.choice([0.0, rule.MOST_AHEAD, chance.random()])
+            claims = seen(read)
+            if rule.is_usable(claims):
+                reserve.append(leaves)
+            if not rule.is_held(claims):
+                taken.append(leaves)
+    assert all(abs(one - other) > rule.REACH for one in reserve for other in taken)

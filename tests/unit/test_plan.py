@@ -17,28 +17,19 @@ def made(
     finish_within: float | None = None,
     quota: float | None = None,
     sent: float = 0,
+    share: float = 1.0,
     **limits: Any,
 ) -> plan.Plan:
-    known = pace.Limits(
-        **{
-            "ceiling": None,
-            "account_rate": None,
-            "rate": None,
-            "blocked_reason": None,
-            "blocked_for": None,
-            "account_age": 0.0,
-            **limits,
-        }
-    )
-    account = pace.State(None, limits.get("account_rate"), quota, sent, None, None, None)
-    return plan.make("sale", recipients, 200, known, account, finish_within)
+    day = pace.Day(None if quota is None or quota < 0 else quota, share, 0, 0, sent, sent)
+    known = pace.Limits(**{"ceiling": None, "account_rate": None, "rate": None, "day": day, **limits})
+    return plan.make("sale", recipients, 200, known, finish_within)
 
 
 def test_half_a_million_and_some_at_six_hundred_a_second() -> None:
     found = made(971_696, rate=600.0, finish_within=1800.0)
     assert (found.call_size, found.calls) == (50, 19_434)
-    assert found.calls_per_second == pytest.approx(12 / 1.05, rel=0.001)
-    assert found.seconds is not None and 1690 < found.seconds < 1720
+    assert found.calls_per_second == pytest.approx(12 / 1.036, rel=0.001)
+    assert found.seconds is not None and 1670 < found.seconds < 1690
     assert found.required_rate == pytest.approx(539.8, abs=0.1)
     assert found.binding == "campaign rate"
     assert found.problems == ()
@@ -72,6 +63,12 @@ def test_a_quota_that_does_not_suffice_binds() -> None:
     assert "only 90000 more within 24 hours" in found.problems[0]
 
 
+def test_the_share_of_marketing_binds_before_the_quota() -> None:
+    found = made(100_000, account_rate=1000.0, quota=150_000.0, sent=10_000.0, share=0.5)
+    assert found.binding == "share of marketing in the SES daily quota"
+    assert "only 65000 more within 24 hours (50% of the quota of 150000: MAILPIPE_MARKETING_SHARE)" in found.problems[0]
+
+
 @pytest.mark.parametrize("quota", [-1.0, None, 100_000.0])
 def test_a_quota_that_suffices_is_no_problem(quota: float | None) -> None:
     assert made(100_000, account_rate=1000.0, quota=quota).problems == ()
@@ -93,7 +90,7 @@ def test_nobody_takes_no_time() -> None:
     ("rate", "threads"), [(None, 16), (1, 3), (14, 3), (100, 3), (600, 8), (2000, 22), (100_000, 64)]
 )
 def test_threads_follow_the_calls_per_second(rate: float | None, threads: int) -> None:
-    assert plan.threads(rate) == threads
+    assert plan.threads(pace.Limits(None, rate, None)) == threads
 
 
 @given(st.floats(0.1, 100_000), st.integers(1, 2_000_000))

@@ -171,7 +171,7 @@ def test_every_modelled_exception_is_a_certain_no() -> None:
     [
         (429, "TooManyRequestsException", "Maximum sending rate exceeded.", (False, "rate", False)),
         (429, "429", "", (False, "rate", False)),
-        (400, "ThrottlingException", "Rate exceeded", (False, "rate", False)),
+        (400, "ThrottlingException", "Rate exceeded", (False, "calls", False)),
         (400, "Throttling", "Daily message quota exceeded.", (False, "quota", False)),
         (400, "LimitExceededException", "Daily message quota exceeded.", (False, "quota", False)),
         (400, "LimitExceededException", "Maximum sending rate exceeded.", (False, "rate", False)),

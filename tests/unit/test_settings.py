@@ -91,14 +91,50 @@ def test_no_secret_is_shown() -> None:
 
 @pytest.mark.parametrize(
     "field",
-    [field for field in fields(Settings) if field.name not in ("home", "var", "lanes", "frequency_cap")],
+    [
+        field
+        for field in fields(Settings)
+        if field.name not in ("home", "var", "lanes", "frequency_cap", "provider_rates")
+    ],
     ids=lambda field: field.name,
 )
 def test_every_setting_is_read_from_the_variable_of_its_name(field: Field[object]) -> None:
-    value = "1" if field.name == "allow_unsafe_durability" else "77"
+    shares = {
+        "marketing_share": "0.25",
+        "reserve_share": "0.25",
+        "ses_operation": "single",
+        "allow_unsafe_durability": "1",
+    }
+    value = shares.get(field.name, "77")
     found = load({"MAILPIPE_SES_ENDPOINT": "http://127.0.0.1:1", f"MAILPIPE_{field.name.upper()}": value})
     assert str(getattr(found, field.name)) in (value, "77.0", "True")
     assert getattr(found, field.name) != field.default
+
+
+def test_rates_of_providers_are_read_by_name() -> None:
+    assert load({"MAILPIPE_PROVIDER_RATES": "gmail=200, yahoo=5.5"}).provider_rates == {"gmail": 200.0, "yahoo": 5.5}
+    with pytest.raises(SettingsError, match="MAILPIPE_PROVIDER_RATES: 'aol' is none of gmail, microsoft"):
+        load({"MAILPIPE_PROVIDER_RATES": "aol=5"})
+    with pytest.raises(SettingsError, match="MAILPIPE_PROVIDER_RATES: expected a number above 0"):
+        load({"MAILPIPE_PROVIDER_RATES": "gmail"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("MAILPIPE_MARKETING_SHARE", "50", "above 0 and at most 1"),
+        ("MAILPIPE_MARKETING_SHARE", "0", "above 0 and at most 1"),
+        ("MAILPIPE_RESERVE_SHARE", "1", "above 0 and at most 0.9"),
+        ("MAILPIPE_SES_OPERATION", "both", "bulk or single"),
+    ],
+)
+def test_shares_are_parts_and_operations_known(name: str, value: str, text: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name}: expected.*{text}"):
+        load({name: value})
+
+
+def test_no_reserve_is_a_choice() -> None:
+    assert load({"MAILPIPE_RESERVE_SHARE": "0"}).reserve_share == 0.0
 
 
 def test_settings_cannot_be_changed(tmp_path: Path) -> None:
