@@ -62,10 +62,10 @@ def prepare(config: Settings) -> None:
 
 
 @contextmanager
-def database(config: Settings, *, pool_size: int = 5) -> Iterator[Database]:
-    """The application database, ready for use."""
+def database(config: Settings, *, pool_size: int = 5, patience: float | None = None) -> Iterator[Database]:
+    """The application database, ready for use. See `db.Database`."""
     prepare(config)
-    opened = db.connect(config, pool_size=pool_size)
+    opened = db.connect(config, pool_size=pool_size, patience=patience)
     try:
         yield opened
     finally:

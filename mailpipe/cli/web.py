@@ -13,6 +13,8 @@ from mailpipe.web import app, serve
 
 CONNECTIONS = 20
 """To the database, from one process; requests beyond them wait."""
+PATIENCE = 15.0
+"""Seconds that a request waits for the database before it is told to come back: shorter than those who ask wait for us."""
 
 
 @click.command(epilog="Example: mailpipe web --host 0.0.0.0 --port 8025")
@@ -26,7 +28,7 @@ def command(host: str, port: int) -> None:
     """
     config = session.load()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    with session.database(config, pool_size=CONNECTIONS) as database:
+    with session.database(config, pool_size=CONNECTIONS, patience=PATIENCE) as database:
         built = app.build(config, database)
         click.echo(_tokens(config))
         serve.serve(built, host=host, port=port, ready=lambda url: click.echo(f"listening on {url}"))

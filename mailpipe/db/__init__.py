@@ -30,20 +30,30 @@ one, or whose machine is gone without a word, would otherwise keep its locks, an
 
 
 class Database:
-    """A pool of connections to one PostgreSQL database; safe to share between threads."""
+    """A pool of connections to one PostgreSQL database; safe to share between threads.
+
+    With `patience` nothing waits longer than so many seconds for a connection, nor for a statement: for who has somebody waiting.
+    """
 
     def __init__(
-        self, url: URL, *, pool_size: int = 5, allow_unsafe_durability: bool = False, standstill: float = STANDSTILL
+        self,
+        url: URL,
+        *,
+        pool_size: int = 5,
+        allow_unsafe_durability: bool = False,
+        standstill: float = STANDSTILL,
+        patience: float | None = None,
     ) -> None:
         self.url = url
         self._allow_unsafe = allow_unsafe_durability
         self._standstill = standstill
+        self._patience = patience
         # A thread that finds the pool empty waits for a connection: back-pressure, not an error.
         self.engine: Engine = sqlalchemy.create_engine(
             url,
             pool_size=pool_size,
             max_overflow=0,
-            pool_timeout=3600,
+            pool_timeout=patience or 3600,
             pool_pre_ping=True,
             connect_args={"application_name": "mailpipe", "connect_timeout": 10},
         )
@@ -59,6 +69,8 @@ class Database:
         driver.execute(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{self._standstill * 1000:.0f}ms",)
         )
+        if self._patience is not None:
+            driver.execute("SELECT set_config('statement_timeout', %s, false)", (f"{self._patience * 1000:.0f}ms",))
         driver.autocommit = False
 
     @contextmanager
@@ -73,6 +85,8 @@ class Database:
             pooled = self.engine.raw_connection()
         except sqlalchemy.exc.OperationalError as error:
             raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error.orig}") from error
+        except sqlalchemy.exc.TimeoutError as error:
+            raise DatabaseUnavailable("no connection to PostgreSQL became free in time") from error
         try:
             driver = cast(Connection, pooled.driver_connection)
             driver.autocommit = True
@@ -160,14 +174,19 @@ def check_durability(connection: Connection, *, allow_unsafe: bool = False) -> N
             )
 
 
-def connect(settings: Settings, *, pool_size: int = 5) -> Database:
-    """The application database of these settings; starts the embedded server if it is the one to use.
+def connect(settings: Settings, *, pool_size: int = 5, patience: float | None = None) -> Database:
+    """The application database of these settings; starts the embedded server if it is the one to use. See `Database`.
 
     Raises:
         SettingsError: MAILPIPE_DATABASE_URL is not a PostgreSQL address.
         DatabaseUnavailable: the server cannot be reached or started.
     """
-    return Database(url(settings), pool_size=pool_size, allow_unsafe_durability=settings.allow_unsafe_durability)
+    return Database(
+        url(settings),
+        pool_size=pool_size,
+        allow_unsafe_durability=settings.allow_unsafe_durability,
+        patience=patience,
+    )
 
 
 def url(settings: Settings, *, driver: str = "psycopg", database: str | None = None) -> URL:

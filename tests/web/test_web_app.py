@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from mailpipe.db import Database
 from mailpipe.settings import Settings
+from mailpipe.web import guard
 from tests.support import wait_for
 from tests.web.conftest import TOKEN, Web, serving
+
+JSON = {"Content-Type": "application/json"}
+MAIL = {"to": "ana@mail.example.com", "subject": "Hello", "text": "Hello"}
 
 
 def test_the_process_is_alive_and_ready(web: Web) -> None:
@@ -116,7 +124,42 @@ def test_the_access_log_names_routes_and_clients_but_no_path(web: Web, caplog: p
     assert "ana" not in caplog.text and TOKEN not in caplog.text and "127.0.0.1" not in caplog.text
 
 
-def test_the_program_says_where_its_token_is_and_ends_on_sigterm(database: Database, tmp_path: Path) -> None:
+def test_who_waits_too_long_for_the_database_is_told_to_come_back(database: Database, web_settings: Settings) -> None:
+    hasty = Database(database.url, pool_size=1, allow_unsafe_durability=True, patience=0.3)
+    with (
+        serving(web_settings, hasty) as web,
+        database.transaction() as connection,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        connection.execute("LOCK TABLE mailpipe.message")
+        asked = [threads.submit(web.api, "POST", "/messages", MAIL, **JSON) for _ in range(2)]
+        answers = [one.result(20) for one in asked]
+    assert {answer.status for answer in answers} == {503}, "one waits for the lock, the other for the connection"
+    assert {answer.headers["Retry-After"] for answer in answers} == {"5"}
+    hasty.close()
+
+
+def test_a_body_that_drips_is_given_up(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
+    port = int(web.url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        head = f"POST /api/v1/messages HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        connection.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{".encode())
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+@dataclass
+class Program:
+    """`mailpipe web` as a process."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    var: Path
+    output: Path
+
+
+@pytest.fixture
+def program(database: Database, tmp_path: Path) -> Iterator[Program]:
     environ = {
         **os.environ,
         "MAILPIPE_HOME": str(tmp_path),
@@ -134,12 +177,38 @@ def test_the_program_says_where_its_token_is_and_ends_on_sigterm(database: Datab
             stderr=out,
         )
     try:
-        wait_for(
-            lambda: b"listening on http://127.0.0.1:" in output.read_bytes() or process.poll() is not None, "the start"
-        )
-        assert f"API token: in {tmp_path / 'var' / 'api.token'}" in output.read_text()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0, output.read_text()
+        wait_for(lambda: b"listening on " in output.read_bytes() or process.poll() is not None, "the start")
+        found = re.search(r"listening on (http://\S+)", output.read_text())
+        assert found, output.read_text()
+        yield Program(process, found[1], tmp_path / "var", output)
     finally:
         process.kill()
         process.wait()
+
+
+def test_the_program_says_where_its_token_is_and_on_sigterm_answers_what_is_on_its_way(
+    program: Program, database: Database
+) -> None:
+    token = program.var / "api.token"
+    assert f"API token: in {token}" in program.output.read_text()
+    headers = {"Authorization": f"Bearer {token.read_text()}", **JSON}
+    with ThreadPoolExecutor(1) as threads:
+        with database.transaction() as connection:
+            connection.execute("LOCK TABLE mailpipe.message")
+            asked = threads.submit(
+                urllib3.request, "POST", f"{program.url}/api/v1/messages", json=MAIL, headers=headers, retries=False
+            )
+            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'mailpipe.message'::regclass"
+            wait_for(lambda: connection.execute(waiting).fetchone() == (1,), "the request to reach the database")
+            program.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: refuses(program.url), "the door to close")
+        assert asked.result(20).status == 202
+    assert program.process.wait(20) == 0, program.output.read_text()
+
+
+def refuses(url: str) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
