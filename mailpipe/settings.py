@@ -132,6 +132,14 @@ class Settings:
     """Where `adapter: webhook` posts (MAILPIPE_WEBHOOK_URL). Must be https, unless it is on this machine."""
     webhook_secret: str | None = field(default=None, repr=False)
     """What its posts are signed with (MAILPIPE_WEBHOOK_SECRET), at least 32 characters."""
+    sns_topics: str | None = None
+    """`ARN,ARN` (MAILPIPE_SNS_TOPICS): the SNS topics that `POST /ses/events` believes. Empty: none, events come another way."""
+    sns_signatures: str = "1,2"
+    """Signature versions that are accepted (MAILPIPE_SNS_SIGNATURES). `2` alone refuses SHA-1; the topics must be told so first."""
+    sns_test_certificate: Path | None = None
+    """A certificate to believe instead of SNS's own (MAILPIPE_SNS_TEST_CERTIFICATE): for a stand-in's topic, refused elsewhere."""
+    event_days: int = 90
+    """Days for which the text of an event is kept (MAILPIPE_EVENT_DAYS), and repeats are known. What follows from it stays."""
     allow_unsafe_durability: bool = False
     """Accept a server with fsync off (MAILPIPE_ALLOW_UNSAFE_DURABILITY=1). Only for throw-away servers of tests."""
 
@@ -169,6 +177,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             ("misfire_grace", Settings.misfire_grace),
             ("foreign_sent", Settings.foreign_sent),
             ("minimum_interval", Settings.minimum_interval),
+            ("event_days", Settings.event_days),
         )
     }
     threads = _positive(environ, "MAILPIPE_THREADS", None)
@@ -211,6 +220,10 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         webhook_url=environ.get("MAILPIPE_WEBHOOK_URL") or None,
         webhook_secret=environ.get("MAILPIPE_WEBHOOK_SECRET") or None,
         web_proxies=int(proxies),
+        sns_topics=environ.get("MAILPIPE_SNS_TOPICS") or None,
+        sns_signatures=environ.get("MAILPIPE_SNS_SIGNATURES") or Settings.sns_signatures,
+        sns_test_certificate=Path(path) if (path := environ.get("MAILPIPE_SNS_TEST_CERTIFICATE")) else None,
+        event_days=int(numbers["event_days"] or Settings.event_days),
         allow_unsafe_durability=environ.get("MAILPIPE_ALLOW_UNSAFE_DURABILITY") == "1",
         lease=numbers["lease"] or Settings.lease,
         connect_timeout=numbers["connect_timeout"] or Settings.connect_timeout,
@@ -221,6 +234,11 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         minimum_interval=numbers["minimum_interval"] or Settings.minimum_interval,
         frequency_cap=_cap(environ.get("MAILPIPE_FREQUENCY_CAP")),
     )
+    if settings.sns_test_certificate is not None and not settings.is_local:
+        raise SettingsError(
+            "MAILPIPE_SNS_TEST_CERTIFICATE: only for a stand-in; here mail leaves through AWS, and whoever holds that"
+            " certificate's key could make up events. Unset it"
+        )
     if not settings.is_local and not settings.public_url.startswith("https://"):
         raise SettingsError("MAILPIPE_PUBLIC_URL: must start with https:// when mail leaves for real (RFC 8058)")
     if settings.configuration_set == settings.transactional_configuration_set:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
+
 from mailpipe import address, breaker, event, latency, outbox, suppression
 from mailpipe.db import Connection, Database, queries
 from mailpipe.feedback import archive
@@ -101,6 +103,24 @@ def ingest_lines(database: Database, lines: Iterable[str], *, keep_days: int = a
         part = ingest(database, [Received(line) for _, line in batch], keep_days=keep_days)
         part.malformed = [batch[place - 1][0] - done.read for place in part.malformed]
         done.add(part)
+    return done
+
+
+def take(database: Database, received: Sequence[Received], *, keep_days: int = archive.KEEP_DAYS) -> Ingested:
+    """As `ingest`, and an event that the database does not take for its content harms no other: it is counted as malformed.
+
+    Raises:
+        DatabaseUnavailable, psycopg.OperationalError: nothing is promised of those that were not taken in; take them in again.
+    """
+    try:
+        return ingest(database, received, keep_days=keep_days)
+    except (psycopg.DataError, UnicodeError) as error:
+        if len(received) == 1:
+            LOG.error("an event cannot be kept (%s); it is left out", type(error).__name__)
+            return Ingested(read=1, malformed=[1])
+    half = len(received) // 2
+    done = take(database, received[:half], keep_days=keep_days)
+    done.add(take(database, received[half:], keep_days=keep_days))
     return done
 
 

@@ -84,6 +84,18 @@ def topics(text: str) -> frozenset[str]:
     return found
 
 
+def versions(text: str) -> frozenset[str]:
+    """`1,2` as a setting holds it.
+
+    Raises:
+        SettingsError: there is no such version.
+    """
+    found = frozenset(part.strip() for part in text.split(",") if part.strip())
+    if not found or not found <= {"1", "2"}:
+        raise SettingsError("MAILPIPE_SNS_SIGNATURES: expected 1,2 or 2")
+    return found
+
+
 class Verifier:
     """Believes messages of these topics. Safe to share between threads.
 

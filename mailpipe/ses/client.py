@@ -7,17 +7,14 @@ would repeat one up to three times. What an answer means is decided in `answer`,
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
+from datetime import datetime
 from typing import Any
-from urllib.parse import urlsplit
 
-import boto3
-import botocore.session
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from mailpipe.aws import Clients
 from mailpipe.errors import ServiceError, TemplateError
 from mailpipe.ses.answer import Answer, of_exception, of_response, of_single_response, without_addresses
 from mailpipe.settings import Settings
@@ -36,6 +33,15 @@ class Account:
     sent_last_day: float
     sending_enabled: bool
     production: bool
+
+
+@dataclass(frozen=True)
+class Suppressed:
+    """An address on the account's suppression list: `reason` is BOUNCE or COMPLAINT, `at` in UTC."""
+
+    address: str
+    reason: str
+    at: datetime
 
 
 class SlotMissed(Exception):
@@ -131,6 +137,31 @@ class Ses:
             SendingEnabled=enabled,
         )
 
+    def suppressed(self, address: str) -> str | None:
+        """Why the account's suppression list holds an address (BOUNCE, COMPLAINT); None if it does not. Raises ServiceError."""
+        try:
+            answer = _ask("GetSuppressedDestination", self._admin.get_suppressed_destination, EmailAddress=address)
+        except _Refused as refused:
+            if refused.code == "NotFoundException":
+                return None
+            raise
+        return str(answer.get("SuppressedDestination", {}).get("Reason"))
+
+    def suppressed_since(self, since: datetime | None) -> Iterator[Suppressed]:
+        """The account's suppression list, or what came onto it from an instant on. Raises ServiceError."""
+        arguments: dict[str, Any] = {"PageSize": 1000} if since is None else {"PageSize": 1000, "StartDate": since}
+        while True:
+            page = _ask("ListSuppressedDestinations", self._admin.list_suppressed_destinations, **arguments)
+            for one in page.get("SuppressedDestinationSummaries", []):
+                yield Suppressed(one["EmailAddress"], one["Reason"], one["LastUpdateTime"])
+            if not page.get("NextToken"):
+                return
+            arguments["NextToken"] = page["NextToken"]
+
+    def suppress(self, address: str, reason: str) -> None:
+        """Put an address onto the account's suppression list: BOUNCE or COMPLAINT. Raises ServiceError."""
+        _ask("PutSuppressedDestination", self._admin.put_suppressed_destination, EmailAddress=address, Reason=reason)
+
     def close(self) -> None:
         """Close the idle connections; a later call opens new ones."""
         self._sender.close()
@@ -159,48 +190,12 @@ class _Refused(ServiceError):
 def connect(settings: Settings, *, endpoint: str | None, connections: int) -> Ses:
     """A client for `connections` sender threads. Nothing is sent yet.
 
-    `endpoint` is where SES answers; None is AWS in the settings' region. At a stand-in on this machine no AWS
-    credentials are needed and no proxy is used; in every other case both are found where boto3 looks for
-    them.
+    `endpoint` is where SES answers; None is AWS in the settings' region.
     """
-    core = botocore.session.Session()
-    options: dict[str, Any] = {}
-    if endpoint is not None and _is_this_machine(endpoint):
-        options["proxies"] = {}
-        # Asked without the machine's own role, which would be a network call of seconds.
-        for provider in ("iam-role", "container-role"):
-            core.get_component("credential_provider").remove(provider)
-        if core.get_credentials() is None:
-            core.set_credentials("stand-in", "stand-in")
-    session = boto3.session.Session(botocore_session=core, region_name=settings.ses_region)
-
-    def client(*, checked: bool, size: int) -> Any:
-        return session.client(
-            "sesv2",
-            endpoint_url=endpoint,
-            config=Config(
-                # Explicit: both environment and library defaults would repeat a request.
-                retries={"total_max_attempts": 1, "mode": "standard"},
-                connect_timeout=settings.connect_timeout,
-                read_timeout=settings.read_timeout,
-                tcp_keepalive=True,
-                max_pool_connections=size,
-                parameter_validation=checked,
-                **options,
-            ),
-        )
-
+    clients = Clients(settings, endpoint)
     # Sending skips botocore's check of types, a third of the time of a call: `check_bulk` has made it. The
     # other calls keep it, because SES reads any text as true where it expects a switch.
-    return Ses(client(checked=False, size=connections), client(checked=True, size=1))
-
-
-def _is_this_machine(endpoint: str) -> bool:
-    host = urlsplit(endpoint).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return Ses(clients.make("sesv2", checked=False, connections=connections), clients.make("sesv2"))
 
 
 def _ask(operation: str, call: Callable[..., Any], **arguments: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from mailpipe.simulator.options import Options
+from mailpipe.simulator.options import TOPIC, Options
 from mailpipe.simulator.server import serve
 from mailpipe.simulator.wire import ApiError
 
@@ -38,6 +38,15 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @click.option("--bounce-rate", type=_share, default=0, help="Share of addresses that bounce, by a hash.")
 @click.option("--complaint-rate", type=_share, default=0, help="Share of addresses that complain.")
 @click.option("--delay-rate", type=_share, default=0, help="Share of addresses that are delivered late.")
+@click.option("--open-rate", type=_share, default=0, help="Share of addresses whose people open what they get.")
+@click.option("--click-rate", type=_share, default=0, help="Share of addresses whose people click too.")
+@click.option("--sns-url", help="Post events there, as signed SNS notifications.")
+@click.option("--sns-topic", default=TOPIC, show_default=True, help="The topic that they come from.")
+@click.option("--sns-certificate", type=_file, help="Where its certificate is written; by default beside the events.")
+@click.option("--sns-duplicates", type=_share, default=0, help="Share of notifications that come twice.")
+@click.option("--sns-disorder-ms", type=_milliseconds, default=0, help="Notifications this close may change places.")
+@click.option("--sqs", is_flag=True, help="Serve events from an SQS queue too, at the same address.")
+@click.option("--sqs-raw", is_flag=True, help="The queue gets them without an SNS envelope.")
 @click.option("--render", is_flag=True, help="Render every message and journal the hashes of its parts.")
 @click.option("--keep-messages", type=click.IntRange(0), default=10_000, show_default=True, help="Readable afterwards.")
 @click.option("--faults", type=_file, help="A JSON list of fault rules in force from the start.")

@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -93,6 +94,10 @@ class StandIn:
     def change(self, **settings: object) -> None:
         """Changes quotas, switches or latency while it runs."""
         self._control("PATCH", "settings", settings)
+
+    def enqueue(self, events: Sequence[str]) -> None:
+        """Puts these events into its SQS queue."""
+        self._control("POST", "queue", list(events))
 
     def message(self, message_id: str) -> JsonObject:
         """One of the newest accepted messages, rendered."""

@@ -8,6 +8,7 @@ GET    /_control/settings        what PATCH can change
 PATCH  /_control/settings        any of rate, rate_tolerance, throttle_style, daily_quota, sending_enabled,
                                  suspended, latency_ms, jitter_ms
 GET    /_control/messages/{id}   one of the newest accepted messages, rendered
+POST   /_control/queue           puts a JSON list of events into the SQS queue
 """
 
 import time
@@ -16,6 +17,7 @@ from dataclasses import asdict
 from mailpipe.simulator.account import Account
 from mailpipe.simulator.faults import Faults
 from mailpipe.simulator.message import Message
+from mailpipe.simulator.outlets import Outlets
 from mailpipe.simulator.sending import Sender
 from mailpipe.simulator.wire import Answer, JsonObject, bad_request, json_answer, not_found
 
@@ -35,11 +37,12 @@ class Traffic:
 class Control:
     """Reads and changes the stand-in while it runs."""
 
-    def __init__(self, account: Account, faults: Faults, sender: Sender, traffic: Traffic) -> None:
+    def __init__(self, account: Account, faults: Faults, sender: Sender, traffic: Traffic, outlets: Outlets) -> None:
         self._account = account
         self._faults = faults
         self._sender = sender
         self._traffic = traffic
+        self._outlets = outlets
 
     def handle(self, method: str, segments: list[str], body: object) -> Answer:
         """Answers a request whose path is `/_control/` and then `segments`. Raises ApiError."""
@@ -64,13 +67,16 @@ class Control:
                 if message is None:
                     raise not_found("No such message among the newest ones.")
                 return json_answer(_described(message))
+            case "POST", ["queue"] if self._outlets.queue is not None and isinstance(body, list):
+                self._outlets.enqueue(map(str, body))
+                return json_answer({"queued": len(self._outlets.queue)})
         raise not_found("The stand-in has no such control.")
 
     def state(self) -> JsonObject:
         """Counters since the start: requests (API only), accepted (recipients), accepted_messages, throttled
         (recipients refused by a quota), max_in_any_second (recipients accepted within any sliding second),
         max_calls_in_any_second, sent_last_24_hours, retries_refused, in_flight, max_in_flight, faults (fired,
-        by kind)."""
+        by kind), queued (events that nobody has deleted from the queue), unposted (not delivered by SNS)."""
         account, traffic = self._account, self._traffic
         return {
             "requests": traffic.requests,
@@ -84,6 +90,8 @@ class Control:
             "in_flight": traffic.in_flight,
             "max_in_flight": traffic.max_in_flight,
             "faults": dict(self._faults.fired),
+            "queued": 0 if self._outlets.queue is None else len(self._outlets.queue),
+            "unposted": 0 if self._outlets.topic is None else len(self._outlets.topic),
         }
 
     def settings(self) -> JsonObject:

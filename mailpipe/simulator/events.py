@@ -8,15 +8,17 @@ Lines are put together from text, because encoding whole objects would take most
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mailpipe.simulator.fates import Fate
+from mailpipe.simulator.habits import Habits, Visit
 from mailpipe.simulator.journal import AppendFile
 from mailpipe.simulator.message import Envelope, Message
 from mailpipe.simulator.templates import missing_variable_text
 from mailpipe.simulator.wire import quote
 
+Outlet = Callable[[Sequence[str]], None]
 ACCOUNT_ID = "111122223333"
 _OUTGOING_IP = "198.51.100.7"
 _REPORTING_MTA = "b1-2.smtp-out.example.com"
@@ -47,11 +49,16 @@ _bounces: dict[Fate, tuple[str, str, str, str, str]] = {
 class Events:
     """Writes Send at once and what follows it after `delivery_ms`, in the order of acceptance."""
 
-    def __init__(self, path: Path, region: str, delivery_ms: float) -> None:
+    def __init__(
+        self, path: Path, region: str, delivery_ms: float, habits: Habits, outlets: Sequence[Outlet] = ()
+    ) -> None:
+        """`outlets` get every line besides the file."""
         self._file = AppendFile(path)
+        self._habits = habits
+        self._outlets = outlets
         self._identity = f"arn:aws:ses:{region}:{ACCOUNT_ID}:identity/"
         self._delay = delivery_ms / 1000
-        self._due: deque[tuple[float, bytes]] = deque()
+        self._due: deque[tuple[float, list[str]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, envelope: Envelope, messages: Sequence[Message]) -> None:
@@ -93,23 +100,31 @@ class Events:
                 later.extend(
                     _outcome(fate, mail, quote(recipient), at=delivered, took_ms=took_ms, feedback_id=feedback_id)
                 )
+                if fate in ("delivery", "complaint", "delay"):
+                    for visit in self._habits.of(recipient):
+                        later.append(_visit(visit, mail, at=_timestamp(envelope.at + delivery_s + visit.after_s)))
         if self._delay:
-            self._file.append("".join(now).encode())
-            self._schedule("".join(later).encode())
+            self._write(now)
+            self._schedule(later)
         else:
-            self._file.append("".join(now + later).encode())
+            self._write(now + later)
 
-    def _schedule(self, data: bytes) -> None:
-        self._due.append((time.monotonic() + self._delay, data))
+    def _write(self, lines: Sequence[str]) -> None:
+        self._file.append("".join(lines).encode())
+        for outlet in self._outlets:
+            outlet(lines)
+
+    def _schedule(self, lines: list[str]) -> None:
+        self._due.append((time.monotonic() + self._delay, lines))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._delay, self._write_due)
 
     def _write_due(self) -> None:
         now = time.monotonic()
-        data = []
+        lines: list[str] = []
         while self._due and self._due[0][0] <= now:
-            data.append(self._due.popleft()[1])
-        self._file.append(b"".join(data))
+            lines += self._due.popleft()[1]
+        self._write(lines)
         self._timer = None
         if self._due:
             self._timer = asyncio.get_running_loop().call_later(self._due[0][0] - now, self._write_due)
@@ -118,7 +133,7 @@ class Events:
         """Writes what is still due, then closes."""
         if self._timer is not None:
             self._timer.cancel()
-        self._file.append(b"".join([data for _, data in self._due]))
+        self._write([line for _, lines in self._due for line in lines])
         self._file.close()
 
 
@@ -158,6 +173,13 @@ def _outcome(fate: Fate, mail: str, recipient: str, *, at: str, took_ms: int, fe
         )
         return [delay, delivery]
     return [delivery]
+
+
+def _visit(visit: Visit, mail: str, *, at: str) -> str:
+    where = f'"timestamp":"{at}","ipAddress":"{visit.ip}","userAgent":{quote(visit.agent)}'
+    if visit.link is None:
+        return f'{{"eventType":"Open",{mail}}}}},"open":{{{where}}}}}\n'
+    return f'{{"eventType":"Click",{mail}}}}},"click":{{{where},"link":{quote(visit.link)},"linkTags":null}}}}\n'
 
 
 def _timestamp(at: float) -> str:

@@ -19,8 +19,10 @@ from mailpipe.simulator.control import Control, Traffic
 from mailpipe.simulator.events import Events
 from mailpipe.simulator.fates import Fates
 from mailpipe.simulator.faults import Faults, Plan, Rule
+from mailpipe.simulator.habits import Habits
 from mailpipe.simulator.journal import ChangeLog, Journal
 from mailpipe.simulator.options import Options
+from mailpipe.simulator.outlets import Outlets
 from mailpipe.simulator.sending import Sender, whole_call_error
 from mailpipe.simulator.suppression import SuppressionList
 from mailpipe.simulator.templates import Templates
@@ -55,7 +57,8 @@ class Simulator:
                 suppression.restore(change)
         self._changes.start()
         self._journal = Journal(options.journal, options.render)
-        self._events = Events(options.events, options.region, options.delivery_ms)
+        self._outlets = Outlets(options)
+        self._events = Events(options.events, options.region, options.delivery_ms, Habits(options), self._outlets.all)
         self._sender = Sender(
             account=self._account,
             templates=templates,
@@ -67,7 +70,7 @@ class Simulator:
         )
         self._administration = Administration(self._account, templates, sets, suppression)
         self._traffic = Traffic(options.latency_ms, options.jitter_ms)
-        self._control = Control(self._account, self._faults, self._sender, self._traffic)
+        self._control = Control(self._account, self._faults, self._sender, self._traffic, self._outlets)
         self._chance = random.Random(options.seed)
         self._stopped = asyncio.Event()
 
@@ -79,6 +82,7 @@ class Simulator:
     def close(self) -> None:
         """Writes what is still due and closes the files. No request may be under way."""
         self._events.close()
+        self._outlets.close()
         self._journal.close()
         self._changes.close()
 
@@ -89,6 +93,8 @@ class Simulator:
             segments = [unquote(segment) for segment in scope["raw_path"].decode("ascii").split("/")[1:]]
             if segments[0] == "_control":
                 await exchange.answer(self._control_answer(scope["method"], segments[1:], body))
+            elif scope["method"] == "POST" and segments == [""]:
+                await exchange.answer(self._outlets.answer(scope["headers"], body))
             else:
                 await self._serve(scope, segments, body, exchange)
         except GoneError:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+TOPIC = "arn:aws:sns:eu-west-1:111122223333:ses-events"
 ThrottleStyle = Literal["entries", "call"]
 
 
@@ -51,6 +52,25 @@ class Options:
     delay_rate: float = 0.0
     """Shares of all addresses, chosen by a hash of address and seed: the same address always meets the same
     fate."""
+
+    open_rate: float = 0.0
+    """Share of addresses whose people open what they get."""
+    click_rate: float = 0.0
+    """Share that clicks too; at most open_rate counts."""
+
+    sns_url: str | None = None
+    """Where events are posted as signed SNS notifications; None: nowhere."""
+    sns_topic: str = TOPIC
+    sns_certificate: Path | None = None
+    """Where the certificate of its signatures is written; by default beside the events."""
+    sns_duplicates: float = 0.0
+    """Share of notifications that come twice."""
+    sns_disorder_ms: float = 0.0
+    """Two notifications that are this close may change places."""
+    sqs: bool = False
+    """Put events into an SQS queue too, which this process serves at `/`."""
+    sqs_raw: bool = False
+    """The queue gets them by raw message delivery: without an SNS envelope."""
 
     render: bool = False
     """Render every message and journal the SHA-256 of its parts."""

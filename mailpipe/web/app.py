@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Mount, Router
 from mailpipe import settings
 from mailpipe.db import Database
 from mailpipe.settings import Settings
-from mailpipe.web import auth, campaigns, guard, health, messages, metrics, openapi, problem, unsubscribe
+from mailpipe.web import auth, campaigns, events, guard, health, messages, metrics, openapi, problem, unsubscribe
 
 API = "/api/v1"
 
@@ -32,7 +32,13 @@ def build(config: Settings, database: Database) -> Starlette:
     # A redirect would break one-click unsubscribe (RFC 8058), so nothing redirects: no slash is added or taken away.
     gate = Mount(API, app=auth.Gate(Router(api, redirect_slashes=False), tokens=tokens))
     app = Starlette(
-        routes=[*health.routes(database), *metrics.routes(database), *unsubscribe.routes(config, database), gate],
+        routes=[
+            *health.routes(database),
+            *metrics.routes(database),
+            *unsubscribe.routes(config, database),
+            *events.routes(config, database),
+            gate,
+        ],
         middleware=[Middleware(guard.Outside, https=config.public_url.startswith("https://"))],
         exception_handlers=problem.HANDLERS,
     )

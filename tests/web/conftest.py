@@ -50,9 +50,9 @@ class Web:
 
 
 @contextmanager
-def serving(config: Settings, database: Database) -> Iterator[Web]:
+def serving(config: Settings, database: Database, *, port: int = 0) -> Iterator[Web]:
     """Serve the application from a thread."""
-    server = uvicorn.Server(serve.configuration(app.build(config, database), port=0))
+    server = uvicorn.Server(serve.configuration(app.build(config, database), port=port))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
