@@ -10,7 +10,7 @@ This module alone writes `suppression`, `suppression_removed` and `opt_out`. How
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -139,6 +139,13 @@ def find(connection: Connection, text: str) -> list[Suppression]:
     """All that suppresses an address. Raises address.AddressError."""
     with connection.cursor(row_factory=class_row(Suppression)) as cursor:
         return cursor.execute(QUERIES["find"], {"key": key(text)}).fetchall()
+
+
+def every(connection: Connection) -> Iterator[Suppression]:
+    """The whole list, in the order of the keys, page by page. Inside a transaction."""
+    with connection.cursor("suppressions", row_factory=class_row(Suppression)) as cursor:
+        cursor.itersize = 10_000
+        yield from cursor.execute(QUERIES["every"])
 
 
 def unsubscribe(connection: Connection, person_id: str, topic: str, *, source: str = "link") -> bool:

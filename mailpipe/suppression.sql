@@ -26,6 +26,9 @@ SELECT email_key, scope, reason, source, at FROM gone ORDER BY scope;
 -- name: find
 SELECT email_key, scope, reason, source, at FROM mailpipe.suppression WHERE email_key = :key ORDER BY scope;
 
+-- name: every
+SELECT email_key, scope, reason, source, at FROM mailpipe.suppression ORDER BY email_key, scope;
+
 -- name: unsubscribe
 INSERT INTO mailpipe.opt_out (person_id, topic, source) VALUES (:person_id, :topic, :source)
 ON CONFLICT (person_id, topic) DO NOTHING;

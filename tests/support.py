@@ -86,7 +86,9 @@ class World:
             jitter_ms=0,
         )
         with self.database.connection() as connection:
-            connection.execute("TRUNCATE users, mailpipe.suppression, mailpipe.opt_out")
+            connection.execute(
+                "TRUNCATE users, mailpipe.suppression, mailpipe.opt_out, mailpipe.suppression_sync, mailpipe.suppression_at_ses"
+            )
             connection.execute("DELETE FROM mailpipe.pace; INSERT INTO mailpipe.pace DEFAULT VALUES")
             connection.execute("TRUNCATE mailpipe.pace_claim, mailpipe.pace_count")
             connection.execute(

@@ -23,6 +23,7 @@ COMMANDS = {
     "schedule": "schedule",
     "segment": "segment",
     "ses-simulator": "ses_simulator",
+    "suppression": "suppression",
     "template": "template",
     "web": "web",
 }

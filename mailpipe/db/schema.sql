@@ -9,7 +9,7 @@
 -- Who may write what: campaign.py `campaign`, `template_version`, `audit`; snapshot.py `snapshot`, `recipient` and new `chunk`s;
 -- ledger.py all that changes in `chunk`, `call` and `outcome`; event.py `event_mask`; feedback/ingest.py `event`, `feedback` and
 -- `soft_bounce`; latency.py `latency`; breaker.py `breaker_trip` and `postmaster_rate`; suppression.py `suppression`,
--- `suppression_removed` and `opt_out`; pace.py `pace`; identity.py `instance`; scanner_guard.py `unsubscribe_minute`.
+-- `suppression_removed` and `opt_out`; suppression_sync.py its two tables; pace.py `pace`; identity.py `instance`; scanner_guard.py `unsubscribe_minute`.
 -- Under schedule/: timing.py `due`, window.py the windows of `chunk`, recurring.py `schedule` and `occurrence`.
 
 CREATE SCHEMA mailpipe;
@@ -315,6 +315,15 @@ CREATE TABLE mailpipe.suppression_removed (
     removed_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE INDEX suppression_removed_key ON mailpipe.suppression_removed (email_key, scope);
+
+-- How far SES's own list was read, and which addresses it knows.
+CREATE TABLE mailpipe.suppression_sync (
+    only_row   boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    read_until timestamptz NOT NULL
+);
+CREATE TABLE mailpipe.suppression_at_ses (
+    email_key text PRIMARY KEY CHECK (email_key = mailpipe.email_key(email_key))
+);
 
 -- People who do not want a topic; `marketing` means all of them. By person, not by address: an unsubscribe link holds no more, and
 -- works when its campaign is long gone.
