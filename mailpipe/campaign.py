@@ -401,6 +401,27 @@ def change(
     return get(connection, key)
 
 
+def retime(connection: Connection, key: str, changes: Mapping[str, Any], *, actor: str) -> Campaign:
+    """Let a campaign that is not frozen yet be due at another time; `changes` are fields of its file that say when.
+
+    Raises:
+        CampaignError: a field is wrong, or the campaign is frozen, sending or over.
+    """
+    found = get(connection, key)
+    spec = parse({**found.spec.model_dump(), **changes}, where=key)
+    if found.state not in ("draft", "approved"):
+        raise CampaignError(f"campaign {key!r} is {found.state}; its time cannot change any more")
+    _person(actor, "actor")
+    with connection.transaction():
+        values = {"campaign_id": found.campaign_id, "state": found.state, "due_at": spec.first_due()}
+        moved = connection.execute(QUERIES["retime"], {**values, "spec": Jsonb(spec.model_dump(mode="json"))}).rowcount
+        if not moved:
+            raise CampaignError(f"campaign {key!r} is frozen already; its time cannot change any more")
+        detail = {name: spec.model_dump(mode="json")[name] for name in changes}
+        _audit(connection, found.campaign_id, actor, "retime", detail)
+    return get(connection, key)
+
+
 def finish(connection: Connection, campaign_id: int) -> bool:
     """Make a sending campaign `done` once nobody of it is pending or in a call. Answers whether this call did so."""
     return connection.execute(QUERIES["finish"], {"campaign_id": campaign_id}).rowcount == 1

@@ -66,6 +66,12 @@ UPDATE mailpipe.campaign
 SET spec = :spec, rate = :rate, template_version = :template_version, changed_at = clock_timestamp()
 WHERE campaign_id = :campaign_id AND state = :state;
 
+-- name: retime
+-- Whose audience is frozen has its due times there, and nobody moves them from here.
+UPDATE mailpipe.campaign c SET spec = :spec, due_at = coalesce(CAST(:due_at AS timestamptz), clock_timestamp()), changed_at = clock_timestamp()
+WHERE c.campaign_id = :campaign_id AND c.state = :state
+  AND NOT EXISTS (SELECT FROM mailpipe.snapshot s WHERE s.campaign_id = c.campaign_id);
+
 -- name: finish
 UPDATE mailpipe.campaign c SET state = 'done', state_reason = NULL, changed_at = clock_timestamp()
 WHERE c.campaign_id = :campaign_id AND c.state = 'sending'

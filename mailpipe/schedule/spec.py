@@ -17,7 +17,7 @@ from mailpipe.campaign import Spec
 from mailpipe.errors import ScheduleError
 from mailpipe.schedule import cron, zones
 from mailpipe.schedule.cron import Cron, Fire
-from mailpipe.schedule.when import RECIPIENT, SNAPSHOT_LEAD, Duration
+from mailpipe.schedule.when import RECIPIENT, SNAPSHOT_LEAD, Duration, Moment
 
 FIRST = "Pacific/Kiritimati"
 """Where every wall time comes first. A schedule in the recipients' zones counts by its clocks."""
@@ -55,8 +55,8 @@ class ScheduleSpec(pydantic.BaseModel):
         Literal["series", "each"],
         pydantic.Field(description="Somebody approves the whole series once, or every campaign of it"),
     ] = "series"
-    starts_at: Annotated[datetime | None, pydantic.Field(description="No fire before this instant")] = None
-    ends_at: Annotated[datetime | None, pydantic.Field(description="No fire after this instant")] = None
+    starts_at: Annotated[Moment | None, pydantic.Field(description="No fire before this instant")] = None
+    ends_at: Annotated[Moment | None, pydantic.Field(description="No fire after this instant")] = None
     snapshot_lead: Annotated[
         Duration, pydantic.Field(ge=0, le=7 * 86_400, description="How long before a fire its audience is frozen")
     ] = SNAPSHOT_LEAD

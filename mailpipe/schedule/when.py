@@ -36,6 +36,14 @@ def parse_duration(text: object) -> object:
     return text
 
 
+def _in_our_time(value: datetime) -> datetime:
+    """Rules of zones say nothing about other centuries, and calendars end."""
+    if not 2000 <= value.year < 2200:
+        raise ValueError("expected a time between the years 2000 and 2200")
+    return value
+
+
+Moment = Annotated[datetime, pydantic.AfterValidator(_in_our_time)]
 Duration = Annotated[int, pydantic.BeforeValidator(parse_duration)]
 
 
@@ -43,10 +51,10 @@ class When(pydantic.BaseModel):
     """The fields of a campaign file that say when."""
 
     due_at: Annotated[
-        datetime | None, pydantic.Field(description="Not before this instant, with offset; empty: at once")
+        Moment | None, pydantic.Field(description="Not before this instant, with offset; empty: at once")
     ] = None
     send_at: Annotated[
-        datetime | None,
+        Moment | None,
         pydantic.Field(
             description="Not before this wall time, without offset: 2026-12-24T10:00, in the zone of `timezone`"
         ),
@@ -63,7 +71,7 @@ class When(pydantic.BaseModel):
         pydantic.Field(description="Zone of people without a known one; empty: MAILPIPE_DEFAULT_TIMEZONE"),
     ] = None
     expires_at: Annotated[
-        datetime | None,
+        Moment | None,
         pydantic.Field(description="Not after this instant; beside `send_at` also a wall time: then in the same zone"),
     ] = None
     expires_after: Annotated[

@@ -51,3 +51,9 @@ def _put_off(connection: Connection, campaign_id: int, zone: str, quiet_at: date
             },
         ).fetchone()
     return int(row[0]) if row is not None and waits else 0
+
+
+def open_now(connection: Connection, campaign_id: int) -> int:
+    """Let everybody of an approved, frozen campaign be due now; answers how many were not yet. Quiet hours and expiry stay."""
+    row = connection.execute(QUERIES["open_now"], {"campaign_id": campaign_id}).fetchone()
+    return 0 if row is None else int(row[0])

@@ -39,3 +39,20 @@ noted AS (
         people = due.people + excluded.people, launched_at = NULL
 )
 SELECT coalesce(sum(people), 0) FROM moved;
+
+-- name: open_now
+-- The whole audience of an approved campaign is due at this moment, in one launch.
+WITH held AS MATERIALIZED (
+    SELECT campaign_id FROM mailpipe.campaign WHERE campaign_id = :campaign_id AND state = 'approved' FOR UPDATE
+),
+moved AS (
+    UPDATE mailpipe.chunk c SET due_at = statement_timestamp() FROM held h
+    WHERE c.campaign_id = h.campaign_id AND c.state = 'pending' AND c.due_at > statement_timestamp()
+),
+gone AS (
+    DELETE FROM mailpipe.due d USING held h WHERE d.campaign_id = h.campaign_id AND d.due_at > statement_timestamp()
+    RETURNING d.first_slice, d.last_slice, d.people
+)
+INSERT INTO mailpipe.due (campaign_id, due_at, first_slice, last_slice, people)
+SELECT :campaign_id, statement_timestamp(), min(first_slice), max(last_slice), sum(people) FROM gone HAVING count(*) > 0
+RETURNING people;

@@ -11,7 +11,20 @@ from starlette.routing import BaseRoute, Mount, Router
 from mailpipe import settings
 from mailpipe.db import Database
 from mailpipe.settings import Settings
-from mailpipe.web import auth, campaigns, events, guard, health, messages, metrics, openapi, problem, unsubscribe
+from mailpipe.web import (
+    auth,
+    campaigns,
+    events,
+    guard,
+    health,
+    messages,
+    metrics,
+    openapi,
+    problem,
+    schedule_forms,
+    schedules,
+    unsubscribe,
+)
 
 API = "/api/v1"
 
@@ -27,7 +40,8 @@ def build(config: Settings, database: Database) -> Starlette:
     api: Sequence[BaseRoute] = [
         *messages.routes(database, prefix=API),
         *campaigns.routes(database, prefix=API),
-        *openapi.routes([*messages.OPERATIONS, *campaigns.OPERATIONS], prefix=API),
+        *schedules.routes(config, database, prefix=API),
+        *openapi.routes([*messages.OPERATIONS, *campaigns.OPERATIONS, *schedule_forms.OPERATIONS], prefix=API),
     ]
     # A redirect would break one-click unsubscribe (RFC 8058), so nothing redirects: no slash is added or taken away.
     gate = Mount(API, app=auth.Gate(Router(api, redirect_slashes=False), tokens=tokens))
