@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from mailpipe.report import Progress
 from mailpipe.settings import Settings
-from mailpipe.web import app, campaigns, messages
+from mailpipe.web import app, campaigns, messages, schedules
 from tests.support import World
 from tests.web.conftest import Web, serving
 
@@ -58,6 +58,7 @@ def test_the_document_describes_every_route_of_the_api_and_no_other(web: Web) ->
     routes = [
         *messages.routes(web.database, prefix=app.API),
         *campaigns.routes(web.database, prefix=app.API),
+        *schedules.routes(web.settings, web.database, prefix=app.API),
     ]
     served = {
         (f"{app.API}{route.path}", method) for route in routes for method in (route.methods or ()) if method != "HEAD"
