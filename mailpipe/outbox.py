@@ -32,7 +32,8 @@ QUERIES = queries.beside(__file__)
 State = Literal["pending", "sending", "sent", "failed", "unknown", "skipped", "expired", "cancelled", "dead"]
 Key = Annotated[str, pydantic.Field(min_length=1, max_length=255)]
 Seconds = Annotated[
-    Annotated[float, pydantic.Field(ge=0, le=400 * 86_400)] | None, pydantic.BeforeValidator(parse_duration)
+    Annotated[float, pydantic.Field(ge=0, le=400 * 86_400)] | None,
+    pydantic.BeforeValidator(parse_duration, json_schema_input_type=float | str | None),
 ]
 REQUEUED = ("dead", "failed", "skipped", "unknown")
 """States from which a person may order a message anew."""

@@ -30,10 +30,9 @@ def note(connection: Connection, person_id: str) -> bool:
     For a transaction. The alarm is a line of `audit` and of the log, with the domain and the number of people, never an address.
     A person whom no campaign of the last week had is not counted: their domain is not known here.
     """
-    row = connection.execute(QUERIES["domain"], {"person_id": person_id}).fetchone()
-    if row is None or provider.of(row[0].partition(".")[0]) is not None:
+    domain = _domain(connection, person_id)
+    if domain is None or provider.of(domain.partition(".")[0]) is not None:
         return False
-    domain = row[0]
     counted = connection.execute(QUERIES["count"], {"domain": domain, "minutes": MINUTES}).fetchone()
     assert counted is not None
     people, alarmed = counted
@@ -51,3 +50,12 @@ def note(connection: Connection, person_id: str) -> bool:
         "%s: %s people of %s unsubscribed within %s minutes: a scanner, not people?", ACTION, people, domain, MINUTES
     )
     return True
+
+
+def _domain(connection: Connection, person_id: str) -> str | None:
+    campaigns = [str(campaign_id) for (campaign_id,) in connection.execute(QUERIES["recent"])]
+    if not campaigns:
+        return None
+    query = QUERIES.filled("domain", campaigns=", ".join(campaigns))
+    row = connection.execute(query, {"person_id": person_id}).fetchone()
+    return None if row is None else str(row[0])

@@ -76,4 +76,5 @@ def test_the_document_refers_only_to_what_it_has(web: Web) -> None:
     reference: dict[str, Any] = post["requestBody"]["content"]["application/json"]["schema"]
     spec = told["components"]["schemas"][reference["$ref"].rsplit("/", 1)[1]]
     assert spec["additionalProperties"] is False and "to" in spec["required"]
+    assert {"type": "string"} in spec["properties"]["delay"]["anyOf"], "24h may be written too"
     assert post["responses"]["409"]["content"].keys() == {"application/problem+json"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 import urllib3
@@ -284,6 +284,20 @@ def test_the_next_call_of_a_running_campaign_honours_it(scene: World, scene_web:
     sender.join(30)
     assert scene.keep_promises(key) == {"sent": 599, "skipped": 1}
     assert [reason for state, reason in scene.states(key).values() if state == "skipped"] == ["opted_out"]
+
+
+def test_the_link_in_the_header_of_a_mail_that_was_sent_works(scene: World) -> None:
+    scene.people(3)
+    key = scene.ready(topic="sale")
+    scene.send(key)
+    line = next(line for line in scene.journal(key) if line["seq"] == 2)
+    headers = {one["name"]: one["value"] for one in scene.stand_in.message(line["message_id"])["headers"]}
+    field, _, value = headers["List-Unsubscribe-Post"].partition("=")
+    path = urlsplit(headers["List-Unsubscribe"].strip("<>")).path
+    with serving(scene.settings, scene.database) as web:
+        assert post(web, path, **{field: value}).status == 200
+    assert ("2", "sale") in opted_out(scene.database)
+    assert scene.stand_in.message(line["message_id"])["to"] == ["person2@mail.example.com"]
 
 
 def test_a_link_works_when_the_campaign_is_long_gone(web: Web) -> None:
