@@ -41,7 +41,7 @@ def list_(as_json: bool) -> None:
         dump([described(one) for one in found])
         return
     rows = [
-        (one.key, one.cron_expression, one.timezone, _state(one), one.next_run_at, one.last_run_at, one.approver)
+        (one.key, one.cron_expression, one.timezone, one.state, one.next_run_at, one.last_run_at, one.approver)
         for one in found
     ]
     show(table(("schedule", "cron", "zone", "state", "next", "last", "approved by"), rows))
@@ -64,7 +64,7 @@ def show_(name: str, as_json: bool) -> None:
         facts(
             {
                 "schedule": found.key,
-                "state": _state(found),
+                "state": found.state,
                 "fires": found.spec.compiled(minimum=0).words,
                 "zone": found.timezone,
                 "missed fires": found.spec.missed,
@@ -183,17 +183,9 @@ def described(found: Schedule) -> dict[str, Any]:
     """A schedule as programs read it."""
     return {
         **{name: value for name, value in vars(found).items() if name not in ("spec", "now", "schedule_id")},
-        "state": _state(found),
+        "state": found.state,
         "spec": found.spec.model_dump(mode="json"),
     }
-
-
-def _state(found: Schedule) -> str:
-    if not found.is_active:
-        return "paused"
-    if found.next_run_at is None:
-        return "done"
-    return "not approved" if found.spec.approval == "series" and found.approver is None else "active"
 
 
 def _zone(found: ScheduleSpec) -> str:

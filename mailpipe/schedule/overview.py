@@ -166,7 +166,9 @@ def calendar(connection: Connection, now: datetime) -> dict[date, list[Coming]]:
     coming.sort(key=lambda one: (one.next_run_at, one.key))
     for place, one in enumerate(coming):
         for at in _fires(one, until, most=_A_DAY * DAYS if place < _EXPANDED else 1):
-            days[at.date()].append(Coming(at, _local(one.timezone, at), one.key, f"schedule, {one.timezone}"))
+            days[at.date()].append(
+                Coming(at, _local(one.timezone, at), one.key, "" if one.state == "active" else one.state)
+            )
     for key, send_at, timezone, due_at, people in connection.execute(QUERIES["ahead"], {"now": now, "until": until}):
         local = f"{send_at[11:16]} {timezone}" if send_at else ""
         days[due_at.date()].append(

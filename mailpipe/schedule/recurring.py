@@ -57,6 +57,15 @@ class Schedule:
     now: datetime
     """The database's clock when the row was read, or the one that was given."""
 
+    @property
+    def state(self) -> str:
+        """active, paused, done, or not approved."""
+        if not self.is_active:
+            return "paused"
+        if self.next_run_at is None:
+            return "done"
+        return "not approved" if self.spec.approval == "series" and self.approver is None else "active"
+
 
 def _of_row(**row: Any) -> Schedule:
     return Schedule(**{**row, "spec": ScheduleSpec.model_validate(row["spec"])})

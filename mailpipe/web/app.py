@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.routing import BaseRoute, Mount, Router
+from starlette.routing import BaseRoute, Mount, Route, Router
 
 from mailpipe import settings
 from mailpipe.db import Database
@@ -23,6 +23,7 @@ from mailpipe.web import (
     problem,
     schedule_forms,
     schedules,
+    schedules_page,
     unsubscribe,
 )
 
@@ -45,12 +46,15 @@ def build(config: Settings, database: Database) -> Starlette:
     ]
     # A redirect would break one-click unsubscribe (RFC 8058), so nothing redirects: no slash is added or taken away.
     gate = Mount(API, app=auth.Gate(Router(api, redirect_slashes=False), tokens=tokens))
+    inside = Router(schedules_page.routes(config, database), redirect_slashes=False)
+    page = Route("/schedules", schedules_page.Door(auth.Gate(inside, tokens=tokens)), methods=["GET"])
     app = Starlette(
         routes=[
             *health.routes(database),
             *metrics.routes(database),
             *unsubscribe.routes(config, database),
             *events.routes(config, database),
+            page,
             gate,
         ],
         middleware=[Middleware(guard.Outside, https=config.public_url.startswith("https://"))],
