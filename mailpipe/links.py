@@ -69,6 +69,7 @@ class Signer:
     def __init__(self, keys: str, public_url: str, mailto: str | None = None) -> None:
         self._keys = _parse(keys)
         self._current, self._sign = next(iter(self._keys.items()))
+        self._head = f"{_VERSION}.{self._current}.".encode()
         public_url = public_url.rstrip("/")
         if not _public_url(public_url):
             raise SettingsError(
@@ -84,9 +85,8 @@ class Signer:
         """
         if not user_id or not _topic(topic):
             raise ValueError("a token needs a person and a topic of at most 32 of a-z, 0-9, _ and -")
-        payload = urlsafe_b64encode(f"{topic}:{user_id}".encode()).rstrip(b"=")
-        head = f"{_VERSION}.{self._current}.{payload.decode()}"
-        token = f"{head}.{_mac(self._sign, head)}"
+        head = self._head + urlsafe_b64encode(f"{topic}:{user_id}".encode()).rstrip(b"=")
+        token = (head + b"." + _mac(self._sign, head)).decode()
         if len(token) > MAX_TOKEN:
             raise ValueError(f"the token of this person is longer than {MAX_TOKEN} characters")
         return token
@@ -98,7 +98,7 @@ class Signer:
             raise BadToken("this link is not complete")
         head, key_id, payload, mac = match.groups()
         key = self._keys.get(key_id)
-        if key is None or not hmac.compare_digest(_mac(key, head), mac):
+        if key is None or not hmac.compare_digest(_mac(key, head.encode()), mac.encode()):
             raise BadToken("this link was not made by us")
         try:
             topic, _, user_id = urlsafe_b64decode(payload + "=" * (-len(payload) % 4)).decode().partition(":")
@@ -131,10 +131,10 @@ class Signer:
         return [("List-Unsubscribe", value), ONE_CLICK]
 
 
-def _mac(key: hmac.HMAC, head: str) -> str:
+def _mac(key: hmac.HMAC, head: bytes) -> bytes:
     code = key.copy()  # 1.0 µs; a new HMAC with the same key takes 1.6
-    code.update(head.encode())
-    return urlsafe_b64encode(code.digest()[:_MAC_BYTES]).rstrip(b"=").decode()
+    code.update(head)
+    return urlsafe_b64encode(code.digest()[:_MAC_BYTES]).rstrip(b"=")
 
 
 def _parse(keys: str) -> dict[str, hmac.HMAC]:

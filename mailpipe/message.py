@@ -5,13 +5,13 @@ All that can be wrong with one person is found here, before a call is opened, an
 decided elsewhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from mailpipe.address import AddressError, send_form
 from mailpipe.links import Signer
 from mailpipe.ses.request import MAX_TEMPLATE_DATA
-from mailpipe.template import MissingVariable, Template
+from mailpipe.template import Filler, MissingVariable, Template
 
 PERSON = ("user_id", "email", "timezone", "locale")
 """Columns of a segment that a template may declare as variables beside those of its own."""
@@ -42,10 +42,14 @@ class Unfit(Exception):
 
 
 class Letter:
-    """What a campaign's mail has in common for all its people: the template, and what the unsubscribe link is about (`topic`)."""
+    """What a campaign's mail has in common for all its people: the template, the `names` of the variables that they bring, and what
+    the unsubscribe link is about (`topic`).
+    """
 
-    def __init__(self, template: Template, signer: Signer, *, campaign: str, topic: str) -> None:
-        self._template = template
+    def __init__(
+        self, template: Template, names: Collection[str], signer: Signer, *, campaign: str, topic: str
+    ) -> None:
+        self._filler = Filler(template, {*names, *PERSON})
         self._signer = signer
         self._topic = topic
         self._campaign = {"Name": "campaign", "Value": campaign}
@@ -70,7 +74,7 @@ class Letter:
         if self._asks_for_person:
             values = {**values, **{name: getattr(recipient, name) for name in PERSON}}
         try:
-            data = self._template.data_json(values, unsubscribe_url=url)
+            data = self._filler.json(values, unsubscribe_url=url)
         except MissingVariable as error:
             raise Unfit("missing_variable", error.name) from None
         # A character has at most four bytes: most data are proved small without being encoded.

@@ -29,7 +29,7 @@ from mailpipe.links import Signer
 from mailpipe.schedule import launch, window
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
-from mailpipe.worker import Job, Tally, Templates, Worker
+from mailpipe.worker import Job, Letters, Tally, Worker
 
 LOG = logging.getLogger("mailpipe.send")
 
@@ -119,8 +119,7 @@ def run(
         threads = config.threads or plan.threads(shared.limits(connection))
     job = Job(
         campaign=found,
-        templates=Templates(),
-        signer=Signer(settings.unsubscribe_keys(config), config.public_url, config.unsubscribe_mailto),
+        letters=Letters(Signer(settings.unsubscribe_keys(config), config.public_url, config.unsubscribe_mailto), found),
         database=database,
         ses=ses,
         pace=shared,
@@ -327,6 +326,8 @@ class _Crew:
         except BaseException as fault:
             self._fault = self._fault or fault
             self._job.stop.set()
+        finally:
+            worker.kept.give_back()
 
     def _beat(self) -> None:
         """Renew the leases of this crew while one of its threads lives: a slow call does not cost its chunk, and the chunks of
@@ -365,6 +366,7 @@ class _Crew:
 
         That can also be a chunk in the hands of a worker who died: whoever launches again need not come a second time.
         """
+        worker.kept.give_back()
         with self._looking:
             if time.monotonic() - self._looked_at > _IDLE:
                 self._due = worker._safely(self._next_due)

@@ -26,11 +26,10 @@ from mailpipe.db import Connection, Database, Kept
 from mailpipe.errors import DatabaseUnavailable
 from mailpipe.ledger import Answered, Lease, Opened, Opening, Unfit
 from mailpipe.links import Signer
-from mailpipe.message import Recipient
+from mailpipe.message import Letter, Recipient
 from mailpipe.ses import request, single
 from mailpipe.ses.answer import SPLIT_REASONS, Answer, Kind
 from mailpipe.ses.client import Ses, SlotMissed
-from mailpipe.template import Template
 
 LOG = logging.getLogger("mailpipe.send")
 T = TypeVar("T")
@@ -71,15 +70,21 @@ class Streak:
             return self._length
 
 
-class Templates:
-    """The published templates that a run has met, by their versioned names: it can change while a campaign is paused."""
+class Letters:
+    """What a run has made ready of its campaign's templates, by their versioned names: it can change while a campaign is paused."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, Template] = {}
+    def __init__(self, signer: Signer, about: Campaign) -> None:
+        self._signer = signer
+        self._about = about
+        self._known: dict[str, Letter] = {}
 
-    def get(self, connection: Connection, version: str) -> Template:
+    def get(self, connection: Connection, held: Lease) -> Letter:
+        version = held.template_version
         if version not in self._known:
-            self._known[version] = published_template(connection, version)
+            template = published_template(connection, version)
+            self._known[version] = Letter(
+                template, held.names, self._signer, campaign=self._about.key, topic=self._about.spec.topic
+            )
         return self._known[version]
 
 
@@ -88,8 +93,7 @@ class Job:
     """What all threads of a run share and none changes."""
 
     campaign: Campaign
-    templates: Templates
-    signer: Signer
+    letters: Letters
     database: Database
     ses: Ses
     pace: pace.Pace
@@ -146,7 +150,7 @@ class Worker:
     _rest: float = _RECONNECT
 
     def __post_init__(self) -> None:
-        self._kept = Kept(self.job.database)
+        self.kept = Kept(self.job.database)
 
     def work(self, held: Lease) -> None:
         """Work a leased chunk until nobody in it is left, the campaign stops, or the lease is lost."""
@@ -155,7 +159,7 @@ class Worker:
             self._work(self._prepare(held))
         finally:
             self.held = None
-            self._kept.give_back()
+            self.kept.give_back()
 
     def _work(self, chunk: _Chunk) -> None:
         try:
@@ -179,7 +183,8 @@ class Worker:
         opened = self._open(chunk, batch)
         if opened is None:
             return False
-        chosen = [one for one in batch if one.person.seq in opened.people]
+        people = opened.people
+        chosen = [one for one in batch if one.person.seq in people]
         answer = self._call(chunk, chosen, slot) if chosen else None
         # Whom SES certainly did not take does not count for its day.
         handed = 0 if answer is None else sum(result.kind is not Kind.AGAIN for result in answer.results)
@@ -190,9 +195,8 @@ class Worker:
             self._retract(chunk.held, opened)
             chunk.todo.appendleft(chosen)
             return True
-        chunk.answered = Answered(
-            opened, answer, {seq: chunk.tries[seq] for seq in opened.seqs if chunk.tries.get(seq)}
-        )
+        earlier = {seq: tries for seq, tries in chunk.tries.items() if tries and seq in people}
+        chunk.answered = Answered(opened, answer, earlier)
         if self._consider(chunk, answer, chosen):
             return True
         # SES could not be reached: a rest instead of a storm of attempts. What is known is written before.
@@ -204,11 +208,9 @@ class Worker:
     def _prepare(self, held: Lease) -> _Chunk:
         """Everybody's entry; who cannot be mailed gets a final state at once, and alone."""
         people = self._safely(lambda connection: ledger.people(connection, held))
-        template = self._safely(lambda connection: self.job.templates.get(connection, held.template_version))
+        letter = self._safely(lambda connection: self.job.letters.get(connection, held))
         entries: list[_Entry] = []
         unfit: list[Unfit] = []
-        about = self.job.campaign
-        letter = message.Letter(template, self.job.signer, campaign=about.key, topic=about.spec.topic)
         for person in people:
             try:
                 entries.append(_Entry(person, letter.entry(person)))
@@ -257,7 +259,7 @@ class Worker:
             return None
         start = time.monotonic()
         try:
-            with self._kept.use() as connection:
+            with self.kept.use() as connection:
                 opened = ledger.open_call(
                     connection,
                     chunk.held,
@@ -355,14 +357,14 @@ class Worker:
     def _pause(self, seconds: float) -> bool:
         """Wait, and leave the connection to others if it is long. Answers whether the run was told to stop."""
         if seconds > _BRIEF:
-            self._kept.give_back()
+            self.kept.give_back()
         return self.job.stop.wait(max(0.0, seconds))
 
     def _safely(self, step: Callable[[Connection], T]) -> T:
         """Run a step that may be repeated; a lost database is waited for."""
         while True:
             try:
-                with self._kept.use() as connection:
+                with self.kept.use() as connection:
                     return step(connection)
             except (psycopg.OperationalError, DatabaseUnavailable) as error:
                 LOG.warning("database not available, waiting: %s", type(error).__name__)

@@ -117,7 +117,7 @@ def people(template: Template, values: Sequence[str] = AWKWARD) -> list[Recipien
 
 def make_request(template: Template, recipients: Sequence[Recipient], *, sender: str = SENDER) -> dict[str, Any]:
     """The request that a run would make for these people, checked as a run checks it."""
-    letter = Letter(template, SIGNER, campaign=CAMPAIGN, topic=TOPIC)
+    letter = Letter(template, template.variables, SIGNER, campaign=CAMPAIGN, topic=TOPIC)
     made = bulk_request(
         sender=sender,
         template_name=template.version,

@@ -38,7 +38,7 @@ anna = Recipient(
 
 def make(recipient: Recipient, **changed: Any) -> dict[str, Any]:
     options = {"campaign": "black-friday", "topic": "marketing", **changed}
-    return Letter(options.pop("template", template), signer, **options).entry(recipient)
+    return Letter(options.pop("template", template), recipient.variables, signer, **options).entry(recipient)
 
 
 def data_of(made: dict[str, Any]) -> dict[str, str]:
