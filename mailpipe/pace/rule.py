@@ -135,11 +135,10 @@ def split(
         size = max(math.floor(left / _OFTEN), 1)
     else:
         size = most
-    if calls is not None:
-        size = max(size, math.ceil(left / calls))
-    size = max(1, min(size, most, math.floor(left)))
-    if not mixed and size * 2 > min(most, left) and (calls is None or calls * most >= left):
+    least = 1 if calls is None else math.ceil(left / calls)
+    if not mixed and size * 2 > min(most, left):
         size = call_size(left, most)
+    size = max(1, min(max(size, least), most, math.floor(left)))
     bulk = Line(size, left, mixed and size > 1)
     if not own:
         return Split(bulk)
