@@ -243,7 +243,9 @@ def make_world(database: Database, folder: Path, **options: Any) -> Iterator[Wor
         home.mkdir(parents=True)
         for name, text in TEMPLATE.items():
             (home / name).write_text(text.replace("Hello", template.capitalize()))
-    settings = Settings(home=folder / "home", var=folder / "var", allow_unsafe_durability=True, threads=4)
+    settings = Settings(
+        home=folder / "home", var=folder / "var", allow_unsafe_durability=True, threads=4, marketing_share=1.0
+    )
     with database.connection() as connection:
         connection.execute(USERS)
     with StandIn(folder / "stand-in", **options) as stand_in:

@@ -19,6 +19,7 @@ COMMANDS = {
     "events": "events",
     "lanes": "lanes",
     "message": "message",
+    "pace": "pace",
     "reconcile": "reconcile",
     "schedule": "schedule",
     "segment": "segment",

@@ -148,8 +148,10 @@ class Hands:
         try:
             answer = self._job.adapter.send(mails, slot_at=slot.at, lateness=slot.lateness)
         except SlotMissed:
+            self._job.pace.give_back(slot.call_size)
             self._retract(owner, chosen, opened, todo)
             return
+        self._job.pace.give_back(slot.call_size - sum(result.kind is not Kind.AGAIN for result in answer.results))
         if answer.halt is not None:
             LOG.error("lane %s: %s", self._job.lane.name, answer.halt)
         if answer.blocked is not None:

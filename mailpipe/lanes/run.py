@@ -65,7 +65,8 @@ def run(
         heart = _Heart(own, lease, [name for name in NAMES if config.lanes[name].unknown == "resend"])
         heart.begin()
         crews = {}
-        for name in lanes:
+        paces = [pace.Pace(name) for name in lanes]
+        for name, shared in zip(lanes, paces, strict=True):
             lane = config.lanes[name]
             adapter = _adapter(config, endpoint, lane)
             stack.callback(adapter.close)
@@ -73,7 +74,7 @@ def run(
                 lane=lane,
                 database=stack.enter_context(closing(db.connect(config, pool_size=min(_CONNECTIONS, lane.most + 1)))),
                 adapter=adapter,
-                pace=pace.Pace(name),
+                pace=shared,
                 sender=sender,
                 marketing=taken,
                 configuration_set=config.transactional_configuration_set,
@@ -93,6 +94,8 @@ def run(
                 try:
                     with own.connection() as connection:
                         guard.advance(connection)
+                        for shared in paces:
+                            shared.keep(connection)
                         if time.monotonic() - account_read > send.ACCOUNT_EVERY:
                             account_read = time.monotonic()
                             send.read_account(connection, config, ses)

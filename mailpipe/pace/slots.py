@@ -166,10 +166,7 @@ def _counters(limits: Limits, transactional: bool) -> tuple[dict[str, int], int 
 
 
 class Pace:
-    """The pace of one campaign, or without one of the messages of a lane, in one process; shared by its threads.
-
-    A transactional lane keeps its reserve as long as `limits` or `take` is called every few seconds, also with nothing to send.
-    """
+    """The pace of one campaign, or without one of the messages of a lane, in one process; shared by its threads."""
 
     def __init__(self, lane: LaneName, campaign_id: int | None = None) -> None:
         self._lane = lane
@@ -190,6 +187,11 @@ class Pace:
                 self._read_at = time.monotonic()
                 self._limits = claim(connection, self._lane, self._campaign_id)
             return self._limits
+
+    def keep(self, connection: Connection) -> None:
+        """Keep the reserve of a transactional lane that has nothing to send; once a second. Other lanes have nothing to keep."""
+        if self._lane in rule.TRANSACTIONAL:
+            self.limits(connection)
 
     def take(
         self, connection: Connection, *, patience: float, lead: float = 0.0, recipients: int | None = None

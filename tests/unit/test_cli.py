@@ -45,6 +45,7 @@ def test_the_commands_are_those_that_are_documented() -> None:
         *(f"suppression {name}" for name in ("add", "remove", "show", "import", "export", "sync")),
         "lanes",
         *(f"message {name}" for name in ("send", "show", "list", "cancel", "requeue", "depths")),
+        "pace",
         "reconcile",
         "ses-simulator",
         "web",

@@ -1,0 +1,83 @@
+"""Campaigns under the pace's limits: the day's share, one recipient a call, and what people see of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+
+from click.testing import CliRunner
+
+from mailpipe import pace
+from mailpipe.cli import main
+from mailpipe.send import End
+from tests.support import World, wait_for
+
+
+def with_settings(scene: World, **changes: object) -> World:
+    return replace(scene, settings=scene.with_settings(**changes))
+
+
+def test_single_operation_sends_the_same_ledger_one_recipient_a_call(scene: World) -> None:
+    scene.people(30)
+    key = scene.ready()
+    alone = with_settings(scene, ses_operation="single")
+    assert alone.send(key).end is End.COMPLETE
+    assert scene.keep_promises(key) == {"sent": 30}
+    calls = scene.execute(
+        "SELECT count(*) FROM mailpipe.call WHERE campaign_id = %(id)s", {"id": scene.campaign(key).campaign_id}
+    )
+    assert calls == [(30,)]
+
+
+def test_a_campaign_stops_at_the_share_of_marketing_and_says_until_when(scene: World) -> None:
+    scene.people(100)
+    key = scene.ready(chunk_size=100)
+    quota = scene.stand_in.state()["sent_last_24_hours"] + 100
+    scene.stand_in.change(daily_quota=quota)
+    share = with_settings(scene, marketing_share=30 / quota)
+    stop = threading.Event()
+    sender = threading.Thread(target=share.send, args=(key,), kwargs={"stop": stop, "accept_plan": True})
+    sender.start()
+    wait_for(lambda: scene.progress(key).waiting is not None, "the share to be met")
+    found = scene.progress(key)
+    stop.set()
+    sender.join()
+    assert found.waiting is not None and found.waiting.startswith("waiting for quota until 2")
+    assert found.eta_minutes is not None and found.eta_minutes > 0.5, "the wait counts"
+    assert scene.keep_promises(key) == {"sent": 30, "pending": 70}
+    assert scene.stand_in.state()["throttled"] == 0, "SES was not asked for what is over"
+
+
+def test_what_was_handed_over_is_what_ses_has_counted(scene: World) -> None:
+    scene.people(120)
+    key = scene.ready()
+    before = scene.stand_in.state()["sent_last_24_hours"]
+    scene.stand_in.change(daily_quota=1_000_000)
+    scene.stand_in.add_faults({"kind": "throttle_entries", "positions": [0, 2], "count": 1})
+    assert scene.send(key).end is End.COMPLETE
+    with scene.database.connection() as connection:
+        day = pace.read(connection).day
+    assert scene.stand_in.state()["sent_last_24_hours"] - before == 120
+    assert 120 <= day.used_by_marketing <= 170, "at most the last call's rest is counted too much"
+
+
+def test_a_person_looks_at_the_pace_and_limits_it(scene: World) -> None:
+    environment = {
+        "MAILPIPE_HOME": str(scene.settings.home),
+        "MAILPIPE_VAR": str(scene.settings.var),
+        "MAILPIPE_DATABASE_URL": scene.database.url.render_as_string(hide_password=False),
+        "MAILPIPE_SES_ENDPOINT": scene.stand_in.url,
+        "MAILPIPE_ALLOW_UNSAFE_DURABILITY": "1",
+    }
+
+    def run(*arguments: str) -> dict[str, object]:
+        result = CliRunner().invoke(main, ["pace", *arguments, "--json"], env=environment)
+        assert result.exit_code == 0, result.output
+        found: dict[str, object] = json.loads(result.output)
+        return found
+
+    assert run()["rate"] is None
+    assert run("--limit", "300") == run() | {"rate": 300.0, "ordered": 300.0, "recipients_of_a_call": 50}
+    assert run("--no-limit")["rate"] is None
+    assert CliRunner().invoke(main, ["pace", "--limit", "0"], env=environment).exit_code == 2
