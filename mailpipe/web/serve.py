@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,18 +25,9 @@ def serve(app: Starlette, *, host: str, port: int, ready: Callable[[str], None])
     Raises:
         SettingsError: the port cannot be used.
     """
-    version_6 = ":" in host
-    try:
-        listener = socket.create_server(
-            (host, port), family=socket.AF_INET6 if version_6 else socket.AF_INET, backlog=2048
-        )
-    except OSError as error:
-        raise SettingsError(f"{host} port {port} cannot be used ({error.strerror}); choose others") from error
-    # asyncio does it only for sockets that name their protocol. Without it the second packet of an answer waits 40 ms for the
-    # client's acknowledgement of the first one.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener = listen(host, port)
     config = configuration(app)
-    shown = f"[{host}]" if version_6 else host
+    shown = f"[{host}]" if ":" in host else host
     server = _Server(config, lambda: ready(f"http://{shown}:{listener.getsockname()[1]}"))
     # uvicorn raises the signal that stopped it once more when it is done; a stop that was asked for is no failure.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -49,24 +39,34 @@ def serve(app: Starlette, *, host: str, port: int, ready: Callable[[str], None])
         listener.close()
 
 
-def configuration(app: Starlette, **options: Any) -> uvicorn.Config:
-    """How uvicorn is to serve it; `options` go before."""
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises SettingsError when the port cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise SettingsError(f"{host} port {port} cannot be used ({error.strerror}); choose others") from error
+    # asyncio does it only for sockets that name their protocol. Without it the second packet of an answer waits 40 ms for the
+    # client's acknowledgement of the first one.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def configuration(app: Starlette) -> uvicorn.Config:
+    """How uvicorn is to serve it."""
     return uvicorn.Config(
         app,
-        **{
-            "loop": "asyncio",
-            "ws": "none",
-            "lifespan": "off",
-            "log_config": None,
-            # Ours names routes, uvicorn's would write tokens.
-            "access_log": False,
-            "server_header": False,
-            "proxy_headers": False,
-            "timeout_keep_alive": KEEP_ALIVE,
-            "timeout_graceful_shutdown": GRACE,
-            "limit_concurrency": MOST_REQUESTS,
-            **options,
-        },
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        # Ours names routes, uvicorn's would write tokens.
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=GRACE,
+        limit_concurrency=MOST_REQUESTS,
     )
 
 

@@ -81,8 +81,9 @@ class Pages:
 
     def _act(self, say: Speech, person: Person, form: FormData) -> Response:
         """Do what the POST asks for; it is committed when the answer leaves. Raises Problem."""
-        action = "stop" if form.get(ONE_CLICK[0], "") == ONE_CLICK[1] else form.get("action")
-        act = self._actions.get(str(action))
+        one_click = str(form.get(ONE_CLICK[0], "")).strip().lower() == ONE_CLICK[1].lower()
+        action = "stop" if one_click else str(form.get("action"))
+        act = _ACTIONS.get(action)
         if act is None:
             raise Problem(HTTPStatus.BAD_REQUEST, f"expected the form field {'='.join(ONE_CLICK)}")
         with self._database.transaction() as connection:
@@ -104,11 +105,6 @@ class Pages:
                 scanner_guard.note(connection, person.user_id)
         except (*_AWAY, psycopg.Error) as error:
             _log.error("the guard against scanners: %s", type(error).__name__)
-
-    @property
-    def _actions(self) -> dict[str, Callable[[Connection, Person, FormData], bool]]:
-        """What a POST may ask for -> what does it, and answers whether somebody has newly opted out."""
-        return {"stop": _stop, "all": _stop_all, "undo": _undo, "topics": _choose}
 
 
 async def _form(request: Request) -> FormData:
@@ -150,6 +146,15 @@ def _choose(connection: Connection, person: Person, form: FormData) -> bool:
         else:
             news |= suppression.unsubscribe(connection, person.user_id, topic, source="page")
     return news
+
+
+_ACTIONS: dict[str, Callable[[Connection, Person, FormData], bool]] = {
+    "stop": _stop,
+    "all": _stop_all,
+    "undo": _undo,
+    "topics": _choose,
+}
+"""What a POST may ask for -> what does it, and answers whether somebody has newly opted out."""
 
 
 class Choice:

@@ -52,17 +52,19 @@ class Web:
 @contextmanager
 def serving(config: Settings, database: Database, *, port: int = 0) -> Iterator[Web]:
     """Serve the application from a thread."""
-    server = uvicorn.Server(serve.configuration(app.build(config, database), port=port))
-    thread = threading.Thread(target=server.run)
+    server = uvicorn.Server(serve.configuration(app.build(config, database)))
+    listener = serve.listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
         wait_for(lambda: server.started, "the web application to start")
-        port = server.servers[0].sockets[0].getsockname()[1]
+        port = listener.getsockname()[1]
         with urllib3.PoolManager() as pool:
             yield Web(f"http://127.0.0.1:{port}", config, database, pool)
     finally:
         server.should_exit = True
         thread.join(20)
+        listener.close()
 
 
 def made_settings(home: Path) -> Settings:

@@ -69,6 +69,7 @@ def multipart() -> tuple[bytes, str]:
         (ONE_CLICK.encode(), "application/x-www-form-urlencoded"),
         (ONE_CLICK.encode(), "application/x-www-form-urlencoded; charset=UTF-8"),
         (ONE_CLICK.encode(), ""),
+        (b"list=x&List-Unsubscribe=one-click\r\n", "application/x-www-form-urlencoded"),
         multipart(),
     ],
 )

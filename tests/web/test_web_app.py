@@ -207,9 +207,9 @@ def test_the_program_says_where_its_token_is_and_on_sigterm_answers_what_is_on_i
     assert program.process.wait(20) == 0, program.output.read_text()
 
 
-def test_an_answer_does_not_wait_for_acknowledgements(program: Program) -> None:
+def test_an_answer_does_not_wait_for_acknowledgements(web: Web) -> None:
     """The quickest of many counts: the machine may be busy. The first ones of a connection are acknowledged at once."""
-    with urllib3.HTTPConnectionPool("127.0.0.1", int(program.url.rsplit(":", 1)[1]), maxsize=1) as pool:
+    with urllib3.HTTPConnectionPool("127.0.0.1", int(web.url.rsplit(":", 1)[1]), maxsize=1) as pool:
         times = []
         for _ in range(60):
             started = time.monotonic()
