@@ -212,7 +212,7 @@ def _freeze(
             "returned": returned,
             "excluded": Jsonb(excluded),
             "recipients": recipients,
-            "timing": Jsonb(timed.to_json(found.spec) if timed else {}),
+            "timing": Jsonb(timed.to_json(found.spec) if timed else timing.plain_json(windows[0], recipients)),
         },
     )
     taken = get(connection, campaign_id)

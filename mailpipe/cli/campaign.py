@@ -94,11 +94,12 @@ def plan_(name: str, accept: bool, as_json: bool) -> None:
         _read_account(connection, config)
         made = plan.of(connection, name)
         taken = report.snapshot_summary(connection, name)
+        spec = campaign.get(connection, name).spec
     if as_json:
         dump({**made.to_json(), "excluded": taken.excluded, "timing": taken.timing})
     else:
         _show_plan(made)
-        for line in timing.told(taken.timing, taken.excluded):
+        for line in timing.told(spec, taken.timing, taken.excluded):
             click.echo(line)
     if made.problems and not accept:
         raise Mistake("\n".join(made.problems))

@@ -85,6 +85,11 @@ class Timing:
         }
 
 
+def plain_json(window: Window, recipients: int) -> dict[str, Any]:
+    """The same of an audience in which time makes no difference."""
+    return {"due": [{"at": window.due_at.isoformat(), "people": recipients}], "rules": zones.RULES}
+
+
 def _columns(rows: Iterable[tuple[Any, Any]], *names: str) -> dict[str, list[Any]]:
     columns = [list(column) for column in zip(*rows, strict=True)] or [[], []]
     return dict(zip(names, columns, strict=True))
@@ -149,13 +154,16 @@ _PAST = {
 }
 
 
-def told(kept: dict[str, Any], excluded: dict[str, int]) -> list[str]:
+def told(when: When, kept: dict[str, Any], excluded: dict[str, int]) -> list[str]:
     """What time makes of a snapshot, a line each, for people who are about to launch it."""
     lines = []
-    due = kept.get("due", [])
-    if due:
-        first, last = (datetime.fromisoformat(one["at"]) for one in (due[0], due[-1]))
-        lines.append(f"due at {len(due)} times, from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC")
+    due = [datetime.fromisoformat(one["at"]) for one in kept.get("due", [])]
+    if len(due) == 1:
+        local = "" if when.send_at is None or when.is_local else f" ({when.send_at:%Y-%m-%d %H:%M} {when.timezone})"
+        lines.append(f"due at {due[0]:%Y-%m-%d %H:%M} UTC{local}")
+    elif due:
+        local = f": {when.send_at:%Y-%m-%d %H:%M} by each recipient's clock" if when.send_at and when.is_local else ""
+        lines.append(f"due at {len(due)} times, from {due[0]:%Y-%m-%d %H:%M} to {due[-1]:%Y-%m-%d %H:%M} UTC{local}")
     if kept.get("past"):
         lines.append(f"{kept['past']:,} recipients had passed their wall time: {_PAST[kept['past_policy']]}")
     if kept.get("deferred"):

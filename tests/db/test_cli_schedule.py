@@ -105,3 +105,5 @@ def test_a_plan_tells_who_is_due_when_before_it_is_launched(scene: World, mailpi
     whole = document(mailpipe("campaign", "plan", key, "--json"))
     assert whole["timing"]["past"] == 90
     assert [one["people"] for one in whole["timing"]["due"]] == [30, 30, 30]
+    fixed = scene.ready(send_at="2030-12-24T10:00", timezone="europe/berlin")
+    assert "due at 2030-12-24 09:00 UTC (2030-12-24 10:00 Europe/Berlin)" in mailpipe("campaign", "plan", fixed).stdout

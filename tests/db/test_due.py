@@ -10,6 +10,7 @@ import pytest
 from mailpipe import campaign, ledger, reconcile, report, snapshot
 from mailpipe.errors import CampaignError
 from mailpipe.schedule import timing, window, zones
+from mailpipe.schedule.when import When
 from mailpipe.settings import DEFAULT_CONSENT, Cap
 from tests.support import World
 
@@ -95,7 +96,7 @@ def test_people_past_their_time_are_counted_before_the_launch(scene: World, poli
     assert taken.recipients == left
     assert taken.excluded == ({"past_local_time": 60} if policy == "skip" else {})
     assert taken.timing["past"] == (0 if policy == "skip" else 60)
-    assert any(told in line for line in timing.told(taken.timing, taken.excluded))
+    assert any(told in line for line in timing.told(When(), taken.timing, taken.excluded))
     when = dues(scene, key)
     assert when["America/New_York"] == zones.instant("America/New_York", local)
     if policy == "next_day":
@@ -235,7 +236,7 @@ def test_nobody_gets_more_campaigns_than_the_cap_allows(scene: World) -> None:
     assert capped(scene, 1, 7, due_at=later).excluded == {}
     taken = capped(scene, 1, 30, due_at=later)
     assert taken.recipients == 0
-    assert any("MAILPIPE_FREQUENCY_CAP" in line for line in timing.told(taken.timing, taken.excluded))
+    assert any("MAILPIPE_FREQUENCY_CAP" in line for line in timing.told(When(), taken.timing, taken.excluded))
 
 
 def test_a_cancelled_campaign_uses_up_nothing_of_the_cap(scene: World) -> None:
