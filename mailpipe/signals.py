@@ -76,11 +76,17 @@ class Campaign:
 
 @dataclass(frozen=True)
 class Pace:
-    """The limit and how much of it is used, in recipients per second; None: no limit is known."""
+    """The limit and how much of it is used, in recipients per second; None: no limit is known. `ease`: the part of the limit that
+    the provider lets through (1: it does not throttle). `handed` and `marketing`: recipients handed over since the beginning.
+    `quota_left`: recipients that may still be sent to in this 24 hours."""
 
     limit: float | None
     used: float
     blocked_for: Mapping[str, float]
+    ease: float
+    handed: int
+    marketing: int
+    quota_left: float | None
 
     @property
     def utilisation(self) -> float | None:
@@ -181,4 +187,5 @@ def _pace(connection: Connection) -> Pace:
     assert row is not None
     limits = pace.read(connection)
     blocked = {} if limits.blocked_reason is None else {limits.blocked_reason: max(0.0, limits.blocked_for or 0.0)}
-    return Pace(limits.account, float(row[0]), blocked)
+    day = limits.day
+    return Pace(limits.account, float(row[0]), blocked, limits.ease, day.handed, day.marketing, day.left)

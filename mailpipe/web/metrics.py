@@ -139,7 +139,20 @@ class Metrics(Collector):
         )
         for reason in ("rate", "quota"):
             blocked.add_metric([reason], pace.blocked_for.get(reason, 0.0))
-        yield blocked
+        ease = GaugeMetricFamily(
+            "mailpipe_pace_ease_ratio", "The part of the limit that the provider lets through; below 1: it throttled."
+        )
+        ease.add_metric([], pace.ease)
+        handed = CounterMetricFamily(
+            "mailpipe_pace_handed_over_recipients", "Recipients handed over since the beginning.", labels=["kind"]
+        )
+        handed.add_metric(["marketing"], pace.marketing)
+        handed.add_metric(["transactional"], pace.handed - pace.marketing)
+        yield from (blocked, ease, handed)
+        if pace.quota_left is not None:
+            left = GaugeMetricFamily("mailpipe_pace_quota_left_recipients", "What the quota of 24 hours still allows.")
+            left.add_metric([], pace.quota_left)
+            yield left
 
 
 def _add(answers: CounterMetricFamily, latency: HistogramMetricFamily, labels: list[str], calls: Calls) -> None:

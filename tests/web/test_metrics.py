@@ -65,6 +65,8 @@ def test_a_campaign_under_way_is_told_as_the_ledger_has_it(scene: World, web: We
     ]
     assert buckets == sorted(buckets)
     assert of(numbers, "mailpipe_campaign_call_seconds_bucket", **labels, le="+Inf") == calls[0][0]
+    assert of(numbers, "mailpipe_pace_ease_ratio") == 1
+    assert of(numbers, "mailpipe_pace_handed_over_recipients_total", kind="transactional") >= 0
     assert of(numbers, "mailpipe_pace_recipients_per_second") == pytest.approx(49.7)
     assert 0 < of(numbers, "mailpipe_pace_utilisation_ratio") < 1
 
@@ -128,10 +130,15 @@ def test_a_process_that_has_added_up_for_long_tells_the_same_as_one_that_begins(
 
 
 def test_a_pause_that_the_provider_asked_for_is_told(scene: World, web: Web) -> None:
-    scene.execute("UPDATE mailpipe.pace SET blocked_until = now() + interval '60 seconds', blocked_reason = 'quota'")
+    scene.execute(
+        "UPDATE mailpipe.pace SET blocked_until = now() + interval '60 seconds', blocked_reason = 'quota', ease = 0.25,"
+        " eased_at = now(), daily_quota = 1000, sent_last_day = 400, account_read_at = now()"
+    )
     numbers = read(web)
     assert 50 < of(numbers, "mailpipe_pace_blocked_seconds", reason="quota") <= 60
     assert of(numbers, "mailpipe_pace_blocked_seconds", reason="rate") == 0
+    assert 0.25 <= of(numbers, "mailpipe_pace_ease_ratio") < 1, "it throttled a moment ago"
+    assert of(numbers, "mailpipe_pace_quota_left_recipients") <= 600
 
 
 def test_no_address_no_name_and_no_domain_is_in_it(scene: World, web: Web) -> None:
