@@ -19,7 +19,7 @@ import yaml
 from psycopg.rows import kwargs_row
 from psycopg.types.json import Jsonb
 
-from mailpipe import address, segment, template
+from mailpipe import adapters, address, segment, template
 from mailpipe.db import Connection, queries
 from mailpipe.errors import CampaignError
 from mailpipe.lines import Lines
@@ -63,6 +63,9 @@ class Spec(When):
     lane: Annotated[
         Literal["normal", "low"], pydantic.Field(description="normal, or low: what can wait for the others")
     ] = "normal"
+    adapter: Annotated[
+        adapters.Name, pydantic.Field(description="How the mails leave: ses, smtp or webhook (docs/adapters.md)")
+    ] = "ses"
     finish_within: Annotated[
         Annotated[Duration, pydantic.Field(gt=0)] | None,
         pydantic.Field(
@@ -230,7 +233,7 @@ def approve(connection: Connection, settings: Settings, ses: Ses, key: str, *, a
     if approver.strip().casefold() == found.author.strip().casefold():
         raise CampaignError(f"campaign {key!r}: its author cannot approve it; another person must")
     _for_campaigns(settings, found.spec.template, found.spec.sender)
-    version = publish(connection, settings, ses, found.spec.template)
+    version = publish(connection, settings, ses, found.spec.template, adapter=found.spec.adapter)
     _move(connection, found, "approve", approver, {"template_version": version, "approver": approver})
     return get(connection, key)
 
@@ -240,10 +243,11 @@ def adopt(connection: Connection, found: Campaign, *, approver: str, template_ve
     _move(connection, found, "approve", approver, {"template_version": template_version, "approver": approver})
 
 
-def publish(connection: Connection, settings: Settings, ses: Ses, name: str) -> str:
-    """Put a template's present content into SES and the database; answers its immutable versioned name."""
+def publish(connection: Connection, settings: Settings, ses: Ses, name: str, *, adapter: adapters.Name = "ses") -> str:
+    """Put a template's present content into the database, and into SES if that renders it; answers its immutable versioned name."""
     content = template.load(settings.templates, name)
-    ses.publish(content.version, content.published())
+    if adapter == "ses":
+        ses.publish(content.version, content.published())
     connection.execute(
         QUERIES["keep_template"],
         {"name": content.version, "template": name, "content": Jsonb(content.to_json())},
@@ -382,7 +386,7 @@ def change(
         template.load(settings.templates, template_name)
         if version is not None:
             _for_campaigns(settings, template_name, found.spec.sender)
-            version = publish(connection, settings, ses, template_name)
+            version = publish(connection, settings, ses, template_name, adapter=found.spec.adapter)
     spec = found.spec.model_copy(update={"rate": rate or found.rate, "template": template_name or found.spec.template})
     with connection.transaction():
         changed = connection.execute(

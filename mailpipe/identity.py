@@ -73,8 +73,9 @@ class Guard:
         _write(self._path, self._instance_id, row[0])
 
 
-def admit(connection: Connection, settings: Settings, ses: Ses) -> Guard:
-    """Let this machine send with this database, and note that it does.
+def admit(connection: Connection, settings: Settings, ses: Ses | None) -> Guard:
+    """Let this machine send with this database, and note that it does. `ses`: None where the mails do not leave through SES, which
+    then is no witness of them.
 
     Raises:
         RestoredDatabase: the database is behind its marker; or another machine was the last to send, and SES has sent
@@ -95,7 +96,11 @@ def admit(connection: Connection, settings: Settings, ses: Ses) -> Guard:
             " It was restored from a dump, or is a copy: people are pending in it who have their mail."
             f" Bring back the newer database if there is one. {_ADVICE}"
         )
-    if mark is not None and (marker is None or marker.host != socket.gethostname() or mark - marker.mark > LAG):
+    if (
+        ses is not None
+        and mark is not None
+        and (marker is None or marker.host != socket.gethostname() or mark - marker.mark > LAG)
+    ):
         _ask_provider(connection, settings, ses, confirmed)
     guard = Guard(path, instance_id, mark)
     guard.advance(connection)

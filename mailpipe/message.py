@@ -49,6 +49,7 @@ class Letter:
     def __init__(
         self, template: Template, names: Collection[str], signer: Signer, *, campaign: str, topic: str
     ) -> None:
+        self.template = template
         self._filler = Filler(template, {*names, *PERSON})
         self._signer = signer
         self._topic = topic

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mailpipe import campaign, ledger, pace, snapshot
+from mailpipe import adapters, campaign, ledger, pace, snapshot
 from mailpipe.db import Connection
 from mailpipe.errors import CampaignError
 
@@ -123,7 +123,7 @@ def of(connection: Connection, key: str) -> Plan:
         key,
         taken.recipients,
         counts.chunks,
-        pace.read(connection, found.campaign_id),
+        pace.read(connection, found.campaign_id, apart=adapters.MOST.get(found.spec.adapter)),
         found.spec.finish_within,
     )
 

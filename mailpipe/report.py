@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from mailpipe import address, campaign, event, latency, ledger, pace, snapshot
+from mailpipe import adapters, address, campaign, event, latency, ledger, pace, snapshot
 from mailpipe.db import Connection, Database, queries
 from mailpipe.errors import CampaignError
 
@@ -249,12 +249,12 @@ class _Wait:
 def _wait(connection: Connection, found: campaign.Campaign, left: int) -> _Wait | None:
     if left == 0 or found.state != "sending":
         return None
-    limits = pace.read(connection, found.campaign_id)
+    limits = pace.read(connection, found.campaign_id, apart=adapters.MOST.get(found.spec.adapter))
     frees = pace.quota_frees(connection, limits.day)
     if frees is not None:
         return _Wait(_until("quota", frees), (frees - datetime.now(UTC)).total_seconds(), limits.real_rate)
     known = pace.state(connection)
-    if known.blocked_until is not None:
+    if known.blocked_until is not None and limits.blocked_for is not None:
         text = _until(str(known.blocked_reason), known.blocked_until)
         return _Wait(text, limits.blocked_for or 0.0, limits.real_rate)
     due = ledger.next_due(connection, found.campaign_id, (0, 99)).pending

@@ -22,6 +22,9 @@ from typing import Any
 import psycopg
 
 from mailpipe import campaign, event, identity, ledger, pace, plan, settings
+from mailpipe.adapters import MOST
+from mailpipe.adapters import connect as adapters
+from mailpipe.adapters.protocol import Adapter
 from mailpipe.db import Connection, Database
 from mailpipe.errors import CampaignError, DatabaseUnavailable, ServiceError
 from mailpipe.ledger import SliceCounts
@@ -102,11 +105,13 @@ def run(
         raise CampaignError(f"slices {slices[0]}..{slices[1]}: expected a range within 0..99")
     stop = stop or threading.Event()
     started = time.monotonic()
+    tick = on_tick or (lambda _: None)
     with database.connection() as connection:
         guard = None
         found = campaign.get(connection, key)
+        adapter = _other_way(config, ses, found)
         if found.state in ("approved", "sending"):
-            guard = identity.admit(connection, config, ses)
+            guard = identity.admit(connection, config, account(ses, found))
             found = _started(
                 connection, config, ses, found, slices, horizon, actor=actor, accept_plan=accept_plan, late=late
             )
@@ -114,8 +119,8 @@ def run(
         if guard is None or found.state != "sending":
             reporter.report(connection)
             return Outcome(End.COMPLETE if found.state == "done" else End.NOT_SENDING, _refusal(found))
-        read_account(connection, config, ses)
-        shared = pace.Pace(found.spec.lane, found.campaign_id)
+        read_account(connection, config, account(ses, found))
+        shared = pace.Pace(found.spec.lane, found.campaign_id, apart=MOST.get(found.spec.adapter))
         threads = config.threads or plan.threads(shared.limits(connection))
     job = Job(
         campaign=found,
@@ -124,6 +129,7 @@ def run(
         ses=ses,
         pace=shared,
         configuration_set=config.configuration_set,
+        adapter=adapter,
         lease=config.lease,
         stop=stop,
         single=config.ses_operation == "single",
@@ -140,8 +146,7 @@ def run(
                         crew.look(connection, config)
                         guard.advance(connection)
                         reporter.report(connection)
-                        if on_tick is not None:
-                            on_tick(connection)
+                        tick(connection)
                 except (psycopg.OperationalError, DatabaseUnavailable) as error:
                     # The threads wait for the database too; the next look is in a second.
                     LOG.warning("database not available, waiting: %s", type(error).__name__)
@@ -157,8 +162,7 @@ def run(
         campaign.reopen(connection, found.campaign_id)
         campaign.finish(connection, found.campaign_id)
         reporter.report(connection)
-        if on_tick is not None:
-            on_tick(connection)
+        tick(connection)
         # Only now: what was completed before the fault has been told.
         crew.check()
         end, text = _ending(connection, key, slices, interrupted=interrupted)
@@ -178,15 +182,29 @@ def _started(
     late: bool,
 ) -> campaign.Campaign:
     if found.state == "approved":
-        read_account(connection, config, ses)
+        read_account(connection, config, account(ses, found))
         plan.check(connection, found.key, accept=accept_plan)
         found = campaign.start(connection, found.key, actor=actor, late=late, grace=config.misfire_grace)
     launch.begun(connection, found.campaign_id, slices, horizon)
     return found
 
 
-def read_account(connection: Connection, config: Settings, ses: Ses) -> None:
-    """Note what the account may do now. A failed read is fatal only when nothing is known yet."""
+def _other_way(config: Settings, ses: Ses, found: campaign.Campaign) -> Adapter | None:
+    """The adapter of a campaign that does not leave through SES. Raises SettingsError."""
+    return None if found.spec.adapter == "ses" else adapters.connect(config, found.spec.adapter, ses=lambda: ses)
+
+
+def account(ses: Ses, found: campaign.Campaign) -> Ses | None:
+    """The SES client of a campaign that leaves through it. None: SES's limits and counts say nothing about its mails."""
+    return ses if found.spec.adapter == "ses" else None
+
+
+def read_account(connection: Connection, config: Settings, ses: Ses | None) -> None:
+    """Note what the account may do now, and what our settings allow. A failed read is fatal only when nothing is known yet. None:
+    nobody asks for an account."""
+    if ses is None:
+        pace.configure(connection, config)
+        return
     try:
         pace.keep_account(connection, ses.account(), config)
     except ServiceError:
@@ -303,12 +321,14 @@ class _Crew:
             # Another process may have just done it.
             if age is not None and age < ACCOUNT_EVERY / 2:
                 return
-            read_account(connection, config, self._job.ses)
+            read_account(connection, config, account(self._job.ses, self._job.campaign))
 
     def join(self) -> None:
         """Wait until every thread has recorded its answer. A call ends by its time-out at the latest."""
         for thread in self._threads:
             thread.join()
+        if self._job.adapter is not None:
+            self._job.adapter.close()
 
     def check(self) -> None:
         """Raise what a thread could not handle."""

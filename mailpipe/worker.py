@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 import psycopg
 
 from mailpipe import ledger, message, pace
+from mailpipe.adapters import entry as adapter_entry
+from mailpipe.adapters.protocol import Adapter
 from mailpipe.campaign import Campaign, published_template
 from mailpipe.db import Connection, Database, Kept
 from mailpipe.errors import DatabaseUnavailable
@@ -30,6 +32,7 @@ from mailpipe.message import Letter, Recipient
 from mailpipe.ses import request, single
 from mailpipe.ses.answer import SPLIT_REASONS, Answer, Kind
 from mailpipe.ses.client import Ses, SlotMissed
+from mailpipe.template import Template
 
 LOG = logging.getLogger("mailpipe.send")
 T = TypeVar("T")
@@ -87,6 +90,10 @@ class Letters:
             )
         return self._known[version]
 
+    def template(self, held: Lease) -> Template:
+        """The template of a letter that `get` has answered before."""
+        return self._known[held.template_version].template
+
 
 @dataclass(frozen=True)
 class Job:
@@ -98,6 +105,8 @@ class Job:
     ses: Ses
     pace: pace.Pace
     configuration_set: str
+    adapter: Adapter | None
+    """Another way than SES; None: requests go to `ses`."""
     lease: float
     single: bool
     stop: threading.Event
@@ -283,6 +292,8 @@ class Worker:
         """Make the call within its slot; None: the slot was missed, or the request was never made."""
         spec = self.job.campaign.spec
         try:
+            if self.job.adapter is not None:
+                return self._counted(self._hand_over(self.job.adapter, chunk, chosen, slot))
             made = request.bulk_request(
                 sender=spec.sender,
                 template_name=chunk.held.template_version,
@@ -301,6 +312,15 @@ class Worker:
         except request.RequestError as error:
             self.tally.halt = f"a request that SES would refuse was not sent: {error}"
             return None
+        return self._counted(answer)
+
+    def _hand_over(self, adapter: Adapter, chunk: _Chunk, chosen: Sequence[_Entry], slot: pace.Slot) -> Answer:
+        """Make the call another way than through SES. Raises SlotMissed."""
+        template = self.job.letters.template(chunk.held)
+        mails = [adapter_entry.mail(one.entry, template, self.job.campaign.spec) for one in chosen]
+        return adapter.send(mails, slot_at=slot.at, lateness=slot.lateness)
+
+    def _counted(self, answer: Answer) -> Answer:
         self.tally.calls += 1
         self.tally.accepted += sum(result.kind is Kind.SENT for result in answer.results)
         return answer

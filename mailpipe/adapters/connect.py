@@ -22,7 +22,7 @@ def connect(settings: Settings, name: Name, *, ses: Callable[[], Ses]) -> Adapte
         SettingsError: the settings of this adapter are missing or unusable; the text names the variable, and holds no secret.
     """
     if name == "ses":
-        return SesAdapter(ses())
+        return SesAdapter(ses(), operation=settings.ses_operation)
     times = {"connect_timeout": settings.connect_timeout, "read_timeout": settings.read_timeout}
     if name == "smtp":
         if settings.smtp_url is None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+from mailpipe.adapters import MOST
 from mailpipe.adapters.mime import Renderer, Unfit, build, message_id
 from mailpipe.adapters.pool import Pool
 from mailpipe.adapters.protocol import Mail, wait
@@ -18,15 +19,12 @@ from mailpipe.adapters.smtp_session import Down, Server, Session
 from mailpipe.address import parts
 from mailpipe.ses.answer import Answer, Kind, Result, whole_call_refused
 
-MOST = 10
-"""Mails of a call. They leave one after the other, so the last one leaves later than its slot by the time of the others."""
-
 
 class SmtpAdapter:
     """One SMTP server."""
 
     name = "smtp"
-    most = MOST
+    most = MOST["smtp"]
 
     def __init__(self, server: Server, *, context: ssl.SSLContext | None = None) -> None:
         trusting = context or ssl.create_default_context()

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from mailpipe import header
-from mailpipe.adapters import signature
+from mailpipe.adapters import MOST, signature
 from mailpipe.adapters.mime import Renderer, Unfit, message_id
 from mailpipe.adapters.pool import Pool
 from mailpipe.adapters.protocol import Mail, wait
@@ -29,7 +29,6 @@ from mailpipe.errors import SettingsError
 from mailpipe.ses.answer import Answer, Kind, Result
 from mailpipe.settings import is_near
 
-MOST = 50
 COMPRESSED = 8_192
 """Bytes from which on a body is compressed: smaller ones gain nothing."""
 _LONGEST = 1 << 20
@@ -78,7 +77,7 @@ class WebhookAdapter:
     """One receiver."""
 
     name = "webhook"
-    most = MOST
+    most = MOST["webhook"]
 
     def __init__(self, target: Target, *, context: ssl.SSLContext | None = None) -> None:
         self._target = target

@@ -91,7 +91,8 @@ def plan_(name: str, accept: bool, as_json: bool) -> None:
     """
     config = session.load()
     with session.database(config) as database, database.connection() as connection:
-        _read_account(connection, config)
+        if campaign.get(connection, name).spec.adapter == "ses":
+            _read_account(connection, config)
         made = plan.of(connection, name)
         taken = report.snapshot_summary(connection, name)
         spec = campaign.get(connection, name).spec
@@ -114,7 +115,7 @@ def approve(name: str, person: str, accept_plan: bool, as_json: bool) -> None:
     """Publish the template under a name that never changes, and allow the campaign to be sent. Its author cannot do this."""
     config = session.load()
     with session.ses(config) as ses, session.database(config) as database, database.connection() as connection:
-        send.read_account(connection, config, ses)
+        send.read_account(connection, config, send.account(ses, campaign.get(connection, name)))
         plan.check(connection, name, accept=accept_plan)
         made = campaign.approve(connection, config, ses, name, approver=person)
     _moved(made, as_json, f"campaign {name} is approved by {person}, with the template {made.template_version}")

@@ -34,8 +34,9 @@ def start(name: str, no_send: bool, accept_plan: bool, late: bool, person: str, 
     size = session.most_connections(config)
     with session.ses(config, connections=size) as ses, session.database(config, pool_size=size) as database:
         with database.connection() as connection:
-            identity.admit(connection, config, ses)
-            send.read_account(connection, config, ses)
+            account = send.account(ses, campaign.get(connection, name))
+            identity.admit(connection, config, account)
+            send.read_account(connection, config, account)
             plan.check(connection, name, accept=accept_plan)
             opened = campaign.start(connection, name, actor=person, late=late, grace=config.misfire_grace)
         if no_send:

@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from mailpipe import db, identity, pace, send
+from mailpipe.adapters import MOST
 from mailpipe.adapters import connect as adapters
 from mailpipe.adapters.protocol import Adapter
 from mailpipe.db import Connection, Database
@@ -65,7 +66,7 @@ def run(
         heart = _Heart(own, lease, [name for name in NAMES if config.lanes[name].unknown == "resend"])
         heart.begin()
         crews = {}
-        paces = [pace.Pace(name) for name in lanes]
+        paces = [pace.Pace(name, apart=MOST.get(config.lanes[name].adapter)) for name in lanes]
         for name, shared in zip(lanes, paces, strict=True):
             lane = config.lanes[name]
             adapter = _adapter(config, endpoint, lane)

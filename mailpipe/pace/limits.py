@@ -115,6 +115,15 @@ class Limits:
         size = rule.call_size(None, self.most) if split is None else split.bulk.size
         return size if self.rate is None else rule.campaign_line(self.rate, size).size
 
+    def apart(self, most: int) -> Limits:
+        """What holds for mails that do not leave through SES, in calls of at most `most` recipients: the campaign's own rate, and
+        our ceiling for each such campaign alone. Nothing of the account's."""
+        known = [limit for limit in (self.rate, self.ceiling, self.order_rate) if limit is not None]
+        rate = min(known, default=None)
+        return Limits(
+            None, None, rate, account_age=self.account_age, most=rule.call_size(rate, most), read_at=self.read_at
+        )
+
     @property
     def real_rate(self) -> float | None:
         """What a campaign reaches alone, which is a few per cent less than its limit; recipients per second."""
@@ -142,8 +151,8 @@ class State:
     blocked_reason: str | None
 
 
-def read(connection: Connection, campaign_id: int | None = None) -> Limits:
-    """The limits that hold for a campaign (None: for the account)."""
+def read(connection: Connection, campaign_id: int | None = None, *, apart: int | None = None) -> Limits:
+    """The limits that hold for a campaign (None: for the account). `apart`: as `Limits.apart`; None: it leaves through SES."""
     with connection.cursor(row_factory=dict_row) as cursor:
         found = cursor.execute(
             QUERIES["limits"],
@@ -162,7 +171,8 @@ def read(connection: Connection, campaign_id: int | None = None) -> Limits:
         used=max(float(found.pop("handed_day")), seen_by_ses),
         used_by_marketing=float(found.pop("marketing_day")),
     )
-    return Limits(**found, call_rate=min(calls, default=None), day=day, claims=claims)
+    limits = Limits(**found, call_rate=min(calls, default=None), day=day, claims=claims)
+    return limits if apart is None else limits.apart(apart)
 
 
 def claim(connection: Connection, lane: LaneName, campaign_id: int | None) -> Limits:
@@ -221,10 +231,15 @@ def quota_frees(connection: Connection, day: Day) -> datetime | None:
 
 def keep_account(connection: Connection, account: Account, config: Settings) -> None:
     """Note what GetAccount said, and what our settings allow."""
+    configure(connection, config)
     connection.execute(
         QUERIES["keep_account"],
         {"rate": account.rate, "daily_quota": account.daily_quota, "sent_last_day": account.sent_last_day},
     )
+
+
+def configure(connection: Connection, config: Settings) -> None:
+    """Note what our settings allow."""
     connection.execute(
         QUERIES["configure"],
         {

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from mailpipe.db import Connection
 from mailpipe.lane import LaneName
 from mailpipe.pace import rule
-from mailpipe.pace.limits import QUERIES, QUOTA_WAIT, Limits, block, claim
+from mailpipe.pace.limits import QUERIES, QUOTA_WAIT, Limits, block, claim, read
 from mailpipe.pace.rule import LATENESS
 from mailpipe.ses.answer import Block
 
@@ -168,8 +168,10 @@ def _counters(limits: Limits, transactional: bool) -> tuple[dict[str, int], int 
 class Pace:
     """The pace of one campaign, or without one of the messages of a lane, in one process; shared by its threads."""
 
-    def __init__(self, lane: LaneName, campaign_id: int | None = None) -> None:
+    def __init__(self, lane: LaneName, campaign_id: int | None = None, *, apart: int | None = None) -> None:
+        """`apart`: the most recipients of a call that does not leave through SES, and takes nothing from what does; else None."""
         self._lane = lane
+        self._apart = apart
         self._campaign_id = campaign_id
         self._lock = threading.Lock()
         self._asking = threading.Lock()
@@ -185,7 +187,10 @@ class Pace:
             if self._limits is None or time.monotonic() - self._read_at > _REFRESH:
                 # Before the question, so that they are rather thought older than they are.
                 self._read_at = time.monotonic()
-                self._limits = claim(connection, self._lane, self._campaign_id)
+                if self._apart is None:
+                    self._limits = claim(connection, self._lane, self._campaign_id)
+                else:
+                    self._limits = read(connection, self._campaign_id, apart=self._apart)
             return self._limits
 
     def keep(self, connection: Connection) -> None:

@@ -10,6 +10,9 @@ import pytest
 from mailpipe.adapters.connect import connect
 from mailpipe.errors import SettingsError
 from mailpipe.lane import DEFAULTS, changed
+from mailpipe.pace.limits import Day, Limits
+from mailpipe.pace.rule import Claim
+from mailpipe.pace.slots import requests
 from mailpipe.ses.client import Ses
 from mailpipe.ses.client import connect as ses_client
 from mailpipe.settings import Settings
@@ -39,3 +42,35 @@ def test_a_lane_can_leave_another_way() -> None:
     assert changed(lane, "adapter=smtp workers=2-4").adapter == "smtp"
     with pytest.raises(ValueError, match="adapter: expected one of ses, smtp, webhook"):
         changed(lane, "adapter=pigeon")
+
+
+@pytest.mark.parametrize(
+    ("rate", "ceiling", "most", "expected", "size"),
+    [
+        (None, None, 10, None, 10),
+        (100.0, None, 10, 100, 10),
+        (14.0, None, 10, 14, 7),
+        (300.0, 3.0, 50, 3, 3),
+        (None, 0.5, 10, 0.5, 1),
+    ],
+)
+def test_mails_that_do_not_leave_through_ses_know_their_own_rate_and_our_ceiling_alone(
+    rate: float | None, ceiling: float | None, most: int, expected: float | None, size: int
+) -> None:
+    limits = Limits(
+        ceiling,
+        account_rate=1.0,
+        rate=rate,
+        blocked_reason="quota",
+        blocked_for=60.0,
+        call_rate=0.1,
+        ease=0.2,
+        day=Day(1.0, 1.0, 5, 5, 5.0, 5.0),
+        claims=(Claim("critical", 0, None, 9.0, 0.0),),
+    ).apart(most)
+    assert (limits.campaign, limits.call_size) == (expected, size)
+    assert (limits.blocked_for, limits.day.left, limits.claims) == (None, None, ())
+    [asked] = requests(limits, "normal", 7, None)
+    assert asked.size == size
+    assert asked.lines == (() if expected is None else ("mailpipe.pace_campaign_7",))
+    assert not asked.counters
