@@ -36,8 +36,8 @@ SELECT coalesce(sum(acceptances - people), 0) - (
 -- Suppressed well before the request left: consent is read when a call is opened, moments before.
 SELECT count(DISTINCT r.seq)
 FROM mailpipe.suppression s
-JOIN mailpipe.recipient r ON r.campaign_id = :campaign_id AND lower(r.email) = s.email_key
- AND hashtextextended(lower(r.email), 0) = hashtextextended(s.email_key, 0)
+JOIN mailpipe.recipient r ON r.campaign_id = :campaign_id AND mailpipe.email_key(r.email) = s.email_key
+ AND hashtextextended(mailpipe.email_key(r.email), 0) = hashtextextended(s.email_key, 0)
 JOIN mailpipe.chunk c ON c.campaign_id = :campaign_id AND r.seq BETWEEN c.first_seq AND c.first_seq + c.size - 1
 JOIN mailpipe.call k ON k.campaign_id = :campaign_id AND k.chunk_no = c.chunk_no AND get_bit(k.positions, r.seq - c.first_seq) = 1
 WHERE s.at < k.at - make_interval(secs => k.seconds + :moments) AND k.accepted > 0

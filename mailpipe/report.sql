@@ -33,7 +33,7 @@ LEFT JOIN LATERAL (
 WHERE d.campaign_id = :campaign_id AND d.seq IN (
     SELECT r.seq FROM mailpipe.recipient r WHERE r.campaign_id = :campaign_id
       AND (hashtextextended(r.user_id, 0) = hashtextextended(:person, 0) AND r.user_id = :person
-           OR hashtextextended(lower(r.email), 0) = hashtextextended(:email_key, 0) AND lower(r.email) = :email_key
+           OR hashtextextended(mailpipe.email_key(r.email), 0) = hashtextextended(:email_key, 0) AND mailpipe.email_key(r.email) = :email_key
               AND r.email <> ''));
 
 -- name: export

@@ -18,7 +18,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from mailpipe import address, campaign, frequency, segment
+from mailpipe import address, campaign, frequency, segment, suppression
 from mailpipe.db import Connection, queries
 from mailpipe.errors import SnapshotError
 from mailpipe.schedule import timing, when
@@ -41,7 +41,7 @@ class _Same(NamedTuple):
 
 _USER = _Same("hashtextextended(user_id, 0)", "true")
 # People without any address are not one person.
-_ADDRESS = _Same("hashtextextended(lower(email), 0)", "email <> ''")
+_ADDRESS = _Same("email_hash", "email <> ''")
 
 
 @dataclass(frozen=True)
@@ -143,24 +143,24 @@ def _freeze(
     )
     names = [name for name in columns if name not in _OWN_COLUMNS]
     table = _Table(connection, campaign_id)
+    scopes = suppression.scopes(found.spec.topic)
     with segment.explained(chosen):
-        table.run(
+        returned = table.run(
             "stage",
-            bound,
+            {**bound, "scopes": scopes, "topics": suppression.topics(found.spec.topic)},
             segment=segment.statement(chosen),
+            consent=settings.consent,
             timezone="CAST(segment.timezone AS text)" if "timezone" in columns else "CAST(NULL AS text)",
             locale="CAST(segment.locale AS text)" if "locale" in columns else "CAST(NULL AS text)",
             variables=", ".join(f"CAST(segment.{_quoted(connection, name)} AS text)" for name in names),
-        )
-    returned, nameless = table.run("returned").fetchone()
-    if nameless:
+        ).rowcount
+    table.run("refuse")
+    if nameless := dict(table.run("excluded").fetchall()).get("nameless"):
         raise SnapshotError(
             f"{chosen.path}: user_id is NULL in {nameless} rows; every person needs one. Nothing was kept"
         )
-    with segment.explained(chosen):
-        table.run("refuse", consent=settings.consent)
     frequency.refuse(connection, settings.frequency_cap, table.staged, campaign_id=campaign_id, due_at=found.due_at)
-    unusable = _readdress(table)
+    unusable = _readdress(table, scopes)
     timed = timing.stage(
         connection,
         found.spec,
@@ -241,7 +241,7 @@ class _Table:
         return self.connection.execute(queries.to_psycopg(text).replace(b"{{segment}}", segment), parameters)
 
 
-def _readdress(table: _Table) -> list[int]:
+def _readdress(table: _Table, scopes: list[str]) -> list[int]:
     """Write international domains as they are sent. Answers who has an address that SES cannot take."""
     unusable: list[int] = []
     changed: dict[int, str] = {}
@@ -253,7 +253,7 @@ def _readdress(table: _Table) -> list[int]:
             changed[place] = text or ""
     if changed:
         table.run("readdress", {"places": list(changed), "emails": list(changed.values())})
-        table.run("refuse_readdressed", {"places": list(changed)})
+        table.run("refuse_readdressed", {"places": list(changed), "scopes": scopes})
     return unusable
 
 

@@ -6,41 +6,42 @@
 SELECT state FROM mailpipe.campaign WHERE campaign_id = :campaign_id FOR UPDATE;
 
 -- name: stage
--- One pass over the segment, in its own order; the running number keeps that order whatever is done with the rows later. Not
--- logged: it does not outlive the transaction.
+-- One pass over the segment, in its own order; the running number keeps that order whatever is done with the rows later. Who is left
+-- out and which addresses need a closer look is found in the same pass: each further one over a million rows takes its tenth of a
+-- second. Addresses are compared as hashes, like everywhere in a snapshot: a quarter of the time of comparing texts. Not logged: the
+-- table does not outlive the transaction.
 CREATE UNLOGGED TABLE {{staged}} AS
-SELECT CAST(row_number() OVER () AS integer) AS place, CAST(segment.user_id AS text) AS user_id,
-       btrim(segment.email, E' \t\r\n') AS email, {{timezone}} AS timezone, {{locale}} AS locale,
-       CAST(ARRAY[{{variables}}] AS text[]) AS variables
+SELECT person.*,
+       CASE WHEN user_id IS NULL THEN 'nameless'
+            WHEN email_hash IN (SELECT hashtextextended(email_key, 0) FROM mailpipe.suppression WHERE scope = ANY(CAST(:scopes AS text[])))
+            THEN 'suppressed'
+            WHEN user_id IN (SELECT person_id FROM mailpipe.opt_out WHERE topic = ANY(CAST(:topics AS text[])))
+              OR ({{consent}}) IS NOT TRUE THEN 'opted_out' END AS refusal,
+       -- What the plain rule does not cover: international domains, and what SES cannot take.
+       email IS NULL OR octet_length(email) <> char_length(email) OR email NOT LIKE '_%@_%._%' OR octet_length(email) > 254
+       OR email LIKE '%..%' OR email LIKE '%@%@%' OR email LIKE '%.' OR email LIKE '.%' OR email LIKE '%.@%' OR email LIKE '%@.%'
+       OR email LIKE '% %' AS unusual
 FROM (
+    SELECT numbered.*, hashtextextended(mailpipe.email_key(email), 0) AS email_hash FROM (
+        SELECT CAST(row_number() OVER () AS integer) AS place, CAST(segment.user_id AS text) AS user_id,
+               btrim(segment.email, E' \t\r\n') AS email, {{timezone}} AS timezone, {{locale}} AS locale,
+               CAST(ARRAY[{{variables}}] AS text[]) AS variables
+        FROM (
 {{segment}}
-) AS segment;
-
--- name: returned
-SELECT count(*), count(*) FILTER (WHERE user_id IS NULL) FROM {{staged}};
+        ) AS segment
+    ) AS numbered
+    OFFSET 0
+) AS person;
 
 -- name: refuse
--- Who is left out, and why. Addresses are compared as hashes, like everywhere in a snapshot: a quarter of the time of
--- comparing texts.
 CREATE TEMPORARY TABLE refused ON COMMIT DROP AS
-SELECT place, reason
-FROM (
-    SELECT place,
-           CASE WHEN hashtextextended(lower(email), 0) IN (SELECT hashtextextended(email_key, 0) FROM mailpipe.suppression) THEN 'suppressed'
-                WHEN ({{consent}}) IS NOT TRUE THEN 'opted_out' END AS reason
-    FROM {{staged}} AS person
-) AS judged
-WHERE reason IS NOT NULL;
+SELECT place, refusal AS reason FROM {{staged}} WHERE refusal IS NOT NULL;
 
 -- name: unusual
--- Addresses that the plain rule does not cover: international domains, and what SES cannot take.
-SELECT place, email FROM {{staged}}
-WHERE email IS NULL OR octet_length(email) <> char_length(email) OR email NOT LIKE '_%@_%._%' OR octet_length(email) > 254
-   OR email LIKE '%..%' OR email LIKE '%@%@%' OR email LIKE '%.' OR email LIKE '.%' OR email LIKE '%.@%' OR email LIKE '%@.%'
-   OR email LIKE '% %';
+SELECT place, email FROM {{staged}} WHERE unusual;
 
 -- name: readdress
-UPDATE {{staged}} t SET email = x.email
+UPDATE {{staged}} t SET email = x.email, email_hash = hashtextextended(mailpipe.email_key(x.email), 0)
 FROM unnest(CAST(:places AS integer[]), CAST(:emails AS text[])) AS x(place, email) WHERE t.place = x.place;
 
 -- name: refuse_readdressed
@@ -48,7 +49,8 @@ FROM unnest(CAST(:places AS integer[]), CAST(:emails AS text[])) AS x(place, ema
 INSERT INTO refused
 SELECT t.place, 'suppressed' FROM {{staged}} t
 WHERE t.place = ANY(CAST(:places AS integer[])) AND t.place NOT IN (SELECT place FROM refused)
-  AND EXISTS (SELECT FROM mailpipe.suppression s WHERE s.email_key = lower(t.email));
+  AND EXISTS (SELECT FROM mailpipe.suppression s
+              WHERE s.email_key = mailpipe.email_key(t.email) AND s.scope = ANY(CAST(:scopes AS text[])));
 
 -- name: refuse_duplicates
 -- The first row of a person stays, of those that are not refused already.
@@ -76,10 +78,10 @@ ALTER TABLE {{table}} ALTER campaign_id SET NOT NULL, ALTER seq SET NOT NULL, AL
     ADD CONSTRAINT recipient_seq_check CHECK (seq >= 1), ADD CHECK (campaign_id = {{campaign_id}});
 
 -- name: index_user
-CREATE UNIQUE INDEX ON {{table}} (campaign_id, hashtextextended(user_id, 0));
+CREATE UNIQUE INDEX ON {{table}} (hashtextextended(user_id, 0), campaign_id);
 
 -- name: index_email
-CREATE UNIQUE INDEX ON {{table}} (campaign_id, hashtextextended(lower(email), 0)) WHERE email <> '';
+CREATE UNIQUE INDEX ON {{table}} (hashtextextended(mailpipe.email_key(email), 0), campaign_id) WHERE email <> '';
 
 -- name: attach
 ALTER TABLE {{table}} ADD PRIMARY KEY (campaign_id, seq);

@@ -75,7 +75,7 @@ CREATE TABLE mailpipe.recipient (
     campaign_id integer NOT NULL,
     seq         integer NOT NULL CHECK (seq >= 1),             -- 1..N without holes, in sending order
     user_id     text NOT NULL,
-    email       text NOT NULL,                                 -- as it is sent; its key is lower(email)
+    email       text NOT NULL,                                 -- as it is sent; its key is mailpipe.email_key(email)
     timezone    text,
     locale      text,
     variables   text[] NOT NULL,                               -- values of snapshot.variables, in that order
@@ -83,9 +83,9 @@ CREATE TABLE mailpipe.recipient (
 ) PARTITION BY LIST (campaign_id);
 -- One row per person, and the look-up by person. Hashes, not texts: eight bytes an entry and half the time to build; two
 -- people of one campaign share a hash once in ten million campaigns of a million, and then one is left out as a duplicate.
--- An empty address is no address, and many people may have none.
-CREATE UNIQUE INDEX recipient_user_id ON mailpipe.recipient (campaign_id, hashtextextended(user_id, 0));
-CREATE UNIQUE INDEX recipient_email ON mailpipe.recipient (campaign_id, hashtextextended(lower(email), 0)) WHERE email <> '';
+-- An empty address is no address, and many people may have none. The hash first: what differs from the beginning sorts twice as fast.
+CREATE UNIQUE INDEX recipient_user_id ON mailpipe.recipient (hashtextextended(user_id, 0), campaign_id);
+CREATE UNIQUE INDEX recipient_email ON mailpipe.recipient (hashtextextended(mailpipe.email_key(email), 0), campaign_id) WHERE email <> '';
 
 -- Nothing that changes is indexed and a third of each page is free, so every update is HOT.
 CREATE TABLE mailpipe.chunk (

@@ -117,7 +117,7 @@ def _people(connection: Connection, campaign_id: int) -> Iterator[tuple[int, str
     with connection.cursor("agree") as cursor:
         cursor.itersize = _PAGE
         cursor.execute(
-            "SELECT seq, state, reason, lower(email), attempt FROM mailpipe.delivery WHERE campaign_id = %s",
+            "SELECT seq, state, reason, mailpipe.email_key(email), attempt FROM mailpipe.delivery WHERE campaign_id = %s",
             (campaign_id,),
         )
         yield from cursor

@@ -45,7 +45,7 @@ BEFORE = """
 CREATE TABLE mailpipe.recipient_1 (campaign_id int, seq int, user_id text, email text, timezone text, locale text,
     variables text[]);
 CREATE TABLE mailpipe.staged_1 (place int, user_id text, email text, timezone text, locale text,
-    variables text[]);
+    variables text[], email_hash bigint, refusal text, unusual boolean);
 CREATE TABLE mailpipe.refused (place int, reason text);
 CREATE TABLE mailpipe.due_rank (timezone text, rank int);
 SET search_path = public, mailpipe"""

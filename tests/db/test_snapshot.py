@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mailpipe import campaign, snapshot
+from mailpipe import campaign, snapshot, suppression
 from mailpipe.errors import SegmentError, SnapshotError
 from tests.support import World
 
@@ -129,6 +129,19 @@ def test_suppressed_people_are_left_out_however_their_address_is_spelled(
     )
     assert taken.excluded == {"suppressed": 1}
     assert recipients(open_to_all, key) == [(1, "2", "here@mail.example.com")]
+
+
+def test_people_who_opted_out_of_the_topic_or_of_all_marketing_are_left_out(scene: World) -> None:
+    scene.people(4)
+    topic = scene.campaign(scene.create()).spec.topic
+    with scene.database.connection() as connection:
+        suppression.unsubscribe(connection, "1", topic)
+        suppression.unsubscribe(connection, "2", "marketing")
+        suppression.unsubscribe(connection, "3", "another-topic")
+    suppress(scene, "person4@mail.example.com", "topic:another-topic")
+    key, taken = take(scene, PLAIN)
+    assert taken.excluded == {"opted_out": 2}
+    assert [user_id for _, user_id, _ in recipients(scene, key)] == ["3", "4"]
 
 
 def test_people_without_consent_are_left_out_with_their_number(scene: World) -> None:
