@@ -113,17 +113,15 @@ def _zones(connection: Connection, people: int) -> dict[str, Any]:
             connection.execute("CREATE TEMPORARY TABLE refused (place integer, reason text) ON COMMIT DROP")
             connection.execute("SELECT set_config('work_mem', '256MB', true)")
             begun = time.perf_counter()
-            order = ""
+            order = join = ""
             now = datetime.now(UTC)
             made = None
             if kind == "timed":
                 made = timing.stage(connection, rules, "staged", default_zone="UTC", due_at=now, now=now)
                 assert made is not None
-                order = made.order
-            numbered = "row_number() OVER (ORDER BY " + order + "place)"
-            connection.execute(
-                f"CREATE TABLE numbered AS SELECT {numbered} AS seq, place, timezone FROM staged".encode()
-            )
+                order, join = made.order, made.join
+            numbered = f"SELECT row_number() OVER (ORDER BY {order}place) AS seq, place, timezone FROM staged {join}"
+            connection.execute(f"CREATE TABLE numbered AS {numbered}".encode())
             if made is not None:
                 made.measure(connection, "numbered")
                 assert sum(made.sizes) == people
@@ -176,12 +174,13 @@ def _tick(base: Ground, connection: Connection) -> dict[str, Any]:
 
 def _api(base: Ground) -> dict[str, Any]:
     config = replace(base.settings, api_tokens=f"benchmark:{TOKEN}", unsubscribe_keys="k1:" + TOKEN)
-    server = uvicorn.Server(serve.configuration(app.build(config, base.database), port=0))
-    thread = threading.Thread(target=server.run)
+    server = uvicorn.Server(serve.configuration(app.build(config, base.database)))
+    listener = serve.listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
         _until(lambda: server.started, 30)
-        port = server.servers[0].sockets[0].getsockname()[1]
+        port = listener.getsockname()[1]
         url = f"http://127.0.0.1:{port}/api/v1/schedules"
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

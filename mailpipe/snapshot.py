@@ -7,7 +7,7 @@ that SES cannot take stays in, as skipped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -169,9 +169,9 @@ def _freeze(
         due_at=found.due_at,
         now=found.now,
     )
-    order = timed.order if timed else ""
+    sorting = {"join": timed.join, "order": timed.order} if timed else {"join": "", "order": ""}
     # Hardly any segment returns a person under two addresses. The index finds it out, and it is done again, users first.
-    if not (_fill(table, [_ADDRESS], order) or _fill(table, [_USER, _ADDRESS], order)):
+    if not (_fill(table, [_ADDRESS], sorting) or _fill(table, [_USER, _ADDRESS], sorting)):
         raise SnapshotError(f"{chosen.path}: duplicates remain after they were removed; please report this")
     excluded = {reason: int(count) for reason, count in table.run("excluded").fetchall()}
     recipients = returned - sum(excluded.values())
@@ -257,8 +257,8 @@ def _readdress(table: _Table, scopes: list[str]) -> list[int]:
     return unusable
 
 
-def _fill(table: _Table, same: Sequence[_Same], order: str) -> bool:
-    """Refuse who is the same person as somebody before, number and write the others, by `order` and then by place. False, and
+def _fill(table: _Table, same: Sequence[_Same], sorting: Mapping[str, str]) -> bool:
+    """Refuse who is the same person as somebody before, number and write the others, by `sorting` and then by place. False, and
     nothing is done, when the unique indexes find somebody twice."""
     try:
         with table.connection.transaction():
@@ -266,7 +266,7 @@ def _fill(table: _Table, same: Sequence[_Same], order: str) -> bool:
             table.connection.execute("SELECT set_config('enable_hashagg', 'off', true)")
             for person in same:
                 table.run("refuse_duplicates", hash=person.hash, known=person.known)
-            table.run("fill", order=order)
+            table.run("fill", order=sorting["order"], join=sorting["join"])
             for step in ("tidy", "index_user", "index_email"):
                 table.run(step)
     except psycopg.errors.UniqueViolation:

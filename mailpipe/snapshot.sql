@@ -70,7 +70,7 @@ SELECT reason, count(*) FROM refused GROUP BY reason;
 CREATE TABLE {{table}} AS
 SELECT {{campaign_id}} AS campaign_id, CAST(row_number() OVER (ORDER BY {{order}}place) AS integer) AS seq,
        user_id, email, timezone, locale, variables
-FROM {{staged}} WHERE place NOT IN (SELECT place FROM refused);
+FROM {{staged}} {{join}} WHERE place NOT IN (SELECT place FROM refused);
 
 -- name: tidy
 ALTER TABLE {{table}} ALTER campaign_id SET NOT NULL, ALTER seq SET NOT NULL, ALTER user_id SET NOT NULL,

@@ -51,11 +51,14 @@ class Timing:
         return group.zone if group.window.quiet_at else None
 
     @property
+    def join(self) -> str:
+        """What the staged people are joined with, so that they can be sorted."""
+        return f"JOIN due_rank ON zone = coalesce({self.staged}.timezone, '')" if len(self.groups) > 1 else ""
+
+    @property
     def order(self) -> str:
         """What people are sorted by before their own order."""
-        if len(self.groups) < 2:
-            return ""
-        return f"(SELECT d.rank FROM due_rank d WHERE d.timezone = coalesce({self.staged}.timezone, '')), "
+        return "rank, " if len(self.groups) > 1 else ""
 
     def measure(self, connection: Connection, table: str) -> None:
         """Count the numbered people by zone."""

@@ -4,7 +4,7 @@
 SELECT DISTINCT coalesce(timezone, '') FROM {{staged}};
 
 -- name: rank
-CREATE TEMPORARY TABLE due_rank (timezone text PRIMARY KEY, rank integer NOT NULL) ON COMMIT DROP;
+CREATE TEMPORARY TABLE due_rank (zone text NOT NULL, rank integer NOT NULL) ON COMMIT DROP;
 
 -- name: ranks
 INSERT INTO due_rank SELECT x.text, x.rank FROM unnest(CAST(:texts AS text[]), CAST(:ranks AS integer[])) AS x(text, rank);

@@ -38,7 +38,8 @@ FRAGMENTS = {
     "timezone": "segment.timezone",
     "locale": "segment.locale",
     "variables": "segment.city",
-    "order": "(SELECT rank FROM due_rank d WHERE d.timezone = mailpipe.staged_1.timezone), ",
+    "order": "rank, ",
+    "join": "JOIN due_rank ON zone = mailpipe.staged_1.timezone",
 }
 # What some queries find when they run: the table that an earlier one has made.
 BEFORE = """
@@ -47,7 +48,7 @@ CREATE TABLE mailpipe.recipient_1 (campaign_id int, seq int, user_id text, email
 CREATE TABLE mailpipe.staged_1 (place int, user_id text, email text, timezone text, locale text,
     variables text[], email_hash bigint, refusal text, unusual boolean);
 CREATE TABLE mailpipe.refused (place int, reason text);
-CREATE TABLE mailpipe.due_rank (timezone text, rank int);
+CREATE TABLE mailpipe.due_rank (zone text, rank int);
 SET search_path = public, mailpipe"""
 # Not to be prepared: definitions. Each is one statement, or run by a test of its own module.
 DEFINITION = re.compile(r"^(CREATE|ALTER|DROP|COMMENT|GRANT|ANALYZE|TRUNCATE|LOCK|SET)\b", re.IGNORECASE)
