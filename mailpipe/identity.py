@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from mailpipe import campaign
+from mailpipe import campaign, outbox
 from mailpipe.db import Connection, queries
 from mailpipe.errors import CampaignError, RestoredDatabase, SettingsError
 from mailpipe.ses.client import Ses
@@ -108,8 +108,8 @@ def admit(connection: Connection, settings: Settings, ses: Ses | None) -> Guard:
 
 
 def confirm(connection: Connection, settings: Settings, ses: Ses, *, actor: str, reason: str) -> list[str]:
-    """Accept the database as it is, on a person's word: every campaign that could send is paused, and the mark moves beyond all
-    markers. What SES has sent without this database's knowledge is accepted for a day, on every machine. Answers the keys of
+    """Accept the database as it is, on a person's word: every campaign that could send is paused, messages that may have been sent
+    already are `unknown`, and the mark moves beyond all markers. What SES has sent without this database's knowledge is accepted for a day, on every machine. Answers the keys of
     the paused campaigns.
 
     Raises:
@@ -124,6 +124,7 @@ def confirm(connection: Connection, settings: Settings, ses: Ses, *, actor: str,
     sent, known = _last_day(connection, ses)
     with connection.transaction():
         paused = campaign.pause_all(connection, actor=actor, reason=REASON)
+        held = outbox.hold(connection, before=None if marker is None else marker.mark)
         campaign.note(
             connection,
             None,
@@ -136,6 +137,7 @@ def confirm(connection: Connection, settings: Settings, ses: Ses, *, actor: str,
                 "sent_last_day": sent,
                 "accepted_last_day": known,
                 "paused": paused,
+                "messages_held": held,
             },
         )
         row = connection.execute(

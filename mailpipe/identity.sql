@@ -18,5 +18,6 @@ SET mark = greatest(mark, CAST(:known AS timestamptz), clock_timestamp()), confi
 RETURNING mark;
 
 -- name: accepted_last_day
-SELECT coalesce(sum(c.accepted), 0)
-FROM mailpipe.campaign g JOIN mailpipe.call c USING (campaign_id) WHERE c.at > clock_timestamp() - interval '1 day';
+SELECT (SELECT coalesce(sum(c.accepted), 0)
+        FROM mailpipe.campaign g JOIN mailpipe.call c USING (campaign_id) WHERE c.at > clock_timestamp() - interval '1 day')
+     + (SELECT count(*) FROM mailpipe.message_call m WHERE m.result = 'sent' AND m.at > statement_timestamp() - interval '1 day');

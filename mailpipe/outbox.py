@@ -341,6 +341,14 @@ def requeue(connection: Connection, message_id: str, *, actor: str, reason: str)
     return again
 
 
+def hold(connection: Connection, *, before: datetime | None) -> int:
+    """Make `unknown` what is due, or in a call, in a database that was restored: the newer one may have sent it. Answers how many.
+
+    `before`: what was enqueued later than this is new, and is left alone; None: nobody knows, so all of it is held.
+    """
+    return connection.execute(QUERIES["hold"], {"before": before}).rowcount
+
+
 def depths(connection: Connection) -> dict[str, Depth]:
     """How full each lane is now. Delayed messages count from when they are due."""
     rows = connection.execute(QUERIES["depths"], {"lanes": list(NAMES)}).fetchall()

@@ -76,6 +76,21 @@ queued AS (
 )
 SELECT attempt FROM again;
 
+-- name: hold
+-- What is due in a restored database and was enqueued before the newer one was lost may have been sent by that one.
+WITH waiting AS (
+    DELETE FROM mailpipe.outbox o USING mailpipe.message m
+    WHERE o.due_at <= statement_timestamp() AND m.message_id = o.message_id
+      AND (CAST(:before AS timestamptz) IS NULL OR m.created_at <= :before)
+    RETURNING o.message_id
+),
+claimed AS (
+    DELETE FROM mailpipe.outbox_claim RETURNING message_id
+)
+UPDATE mailpipe.message m SET state = 'unknown', reason = 'database_restored', finished_at = clock_timestamp()
+FROM (SELECT message_id FROM waiting UNION SELECT message_id FROM claimed) AS x
+WHERE m.message_id = x.message_id AND m.state IN ('pending', 'sending');
+
 -- name: depths
 -- Only what is due is counted: millions of delayed messages are not looked at.
 SELECT l.lane,

@@ -104,6 +104,8 @@ class Crew:
     def _look_while_connected(self, connection: Connection, hands: Hands, mark: Mark) -> None:
         while not self._job.stop.is_set():
             start = time.monotonic()
+            # Says that this lane is served, also when nothing is due: the reserve is kept for those who may come.
+            self._job.pace.limits(connection)
             most = min(self._job.lane.batch, self._room())
             taken: list[Claimed] = []
             if most > 0:

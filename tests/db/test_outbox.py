@@ -265,3 +265,21 @@ def test_events_settle_what_they_prove_in_any_order_and_revive_nothing(
     assert set(before.events) == {f"{kind}/{number}" for kind, number in facts}
     if after == "sent":
         assert queued(box) == []
+
+
+def test_in_a_restored_database_what_may_have_been_sent_is_held_and_what_is_new_is_not(box: World) -> None:
+    old, later, call = enqueue(box, spec(), spec(2, delay=3600), spec(3))
+    set_state(box, call.message_id, "sending")
+    box.execute(
+        "INSERT INTO mailpipe.outbox_claim (message_id, lane, owner, opened_at)"
+        " VALUES (CAST(%(id)s AS uuid), 'critical', gen_random_uuid(), now())",
+        {"id": call.message_id},
+    )
+    [(lost_at,)] = box.execute("SELECT clock_timestamp()")
+    [new] = enqueue(box, spec(4))
+    with box.database.connection() as connection:
+        assert outbox.hold(connection, before=lost_at) == 2
+    states = {one.message_id: look(box, one.message_id).state for one in (old, later, call, new)}
+    assert list(states.values()) == ["unknown", "pending", "unknown", "pending"]
+    assert look(box, old.message_id).reason == "database_restored"
+    assert set(queued(box)) == {later.message_id, new.message_id}
