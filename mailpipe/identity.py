@@ -109,8 +109,8 @@ def admit(connection: Connection, settings: Settings, ses: Ses | None) -> Guard:
 
 def confirm(connection: Connection, settings: Settings, ses: Ses, *, actor: str, reason: str) -> list[str]:
     """Accept the database as it is, on a person's word: every campaign that could send is paused, messages that may have been sent
-    already are `unknown`, and the mark moves beyond all markers. What SES has sent without this database's knowledge is accepted for a day, on every machine. Answers the keys of
-    the paused campaigns.
+    already are `unknown`, and the mark moves beyond all markers. What SES has sent without this database's knowledge is accepted
+    for a day, on every machine. Answers the keys of the paused campaigns.
 
     Raises:
         CampaignError: actor or reason is empty.

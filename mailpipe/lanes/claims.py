@@ -137,11 +137,10 @@ def retract(connection: Connection, owner: UUID, ids: Collection[UUID]) -> set[U
 
 def record(connection: Connection, owner: UUID, told: Sequence[Told], *, seconds: float | None) -> None:
     """Write what a call said. Twice is the same as once; an answer wins over the `unknown` of a sweeper that was faster."""
-    with connection.transaction():
-        rows = connection.execute(QUERIES["record"], _columns(owner, told, seconds)).fetchall()
-        ours = {row[0] for row in rows}
-        if late := [one for one in told if one.message_id not in ours]:
-            connection.execute(QUERIES["record_late"], _columns(owner, late, seconds))
+    rows = connection.execute(QUERIES["record"], _columns(owner, told, seconds)).fetchall()
+    ours = {row[0] for row in rows}
+    if late := [one for one in told if one.message_id not in ours]:
+        connection.execute(QUERIES["record_late"], _columns(owner, late, seconds))
 
 
 def sweep(connection: Connection, *, resend: Sequence[str]) -> int:

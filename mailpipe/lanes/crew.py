@@ -1,26 +1,31 @@
-"""The threads of one lane: one poller that takes what is due, and hands that grow with the queue and shrink again."""
+"""The threads of one lane: one poller that takes what is due, and hands that grow with the queue and shrink again.
+
+One thread at a time waits for a slot, until it is near. Where slots are rare, those who come meanwhile share the next call: a slot
+costs the same for one message as for fifty.
+"""
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from uuid import UUID
 
 import psycopg
 
+from mailpipe import pace
 from mailpipe.adapters.protocol import divide
 from mailpipe.db import Connection
 from mailpipe.errors import DatabaseUnavailable
-from mailpipe.lane import IDLE, may_leave, more_threads
+from mailpipe.lane import may_leave, more_threads
 from mailpipe.lanes import claims
 from mailpipe.lanes.claims import Claimed
 from mailpipe.lanes.hands import Hands, Item, Job
-from mailpipe.ses.request import MAX_ENTRIES
 
 LOG = logging.getLogger("mailpipe.lanes")
 
@@ -30,6 +35,10 @@ _DEEP = 1.0
 """Seconds between two looks from the beginning, for callers that commit later than that ..."""
 _DEEP_SHARE = 20
 """... and at least so many times the length of such a look, which grows while an old snapshot keeps deleted rows."""
+_NEAR = 0.1
+"""Seconds before a slot from which on the next thread may look for its own."""
+_LOOK = 0.25
+"""Seconds for which a thread waits for work before it asks itself whether it is needed."""
 _RECONNECT = 0.25
 
 
@@ -58,8 +67,9 @@ class Crew:
     def __init__(self, job: Job, owner: Callable[[], UUID]) -> None:
         self._job = job
         self._owner = owner
-        self._calls: queue.SimpleQueue[tuple[UUID, list[Item]]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._ready: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._pacing = threading.Lock()
         self._threads: set[threading.Thread] = set()
         self._busy = 0
         self._made = 0
@@ -69,11 +79,12 @@ class Crew:
     @property
     def size(self) -> int:
         """Threads that work in this lane now."""
-        with self._lock:
+        with self._changed:
             return len(self._threads)
 
     def start(self) -> None:
-        self._grow()
+        with self._changed:
+            self._grow()
         self._poller.start()
 
     def join(self) -> None:
@@ -82,9 +93,7 @@ class Crew:
         while threads := self._snapshot():
             for thread in threads:
                 thread.join(0.1)
-        hands = Hands(self._job)
-        while not self._calls.empty():
-            hands.work(*self._calls.get())
+        Hands(self._job).release(list(self._ready))
 
     def check(self) -> None:
         """Raise what a thread could not handle."""
@@ -104,8 +113,6 @@ class Crew:
     def _look_while_connected(self, connection: Connection, hands: Hands, mark: Mark) -> None:
         while not self._job.stop.is_set():
             start = time.monotonic()
-            # Says that this lane is served, also when nothing is due: the reserve is kept for those who may come.
-            self._job.pace.limits(connection)
             most = min(self._job.lane.batch, self._room())
             taken: list[Claimed] = []
             if most > 0:
@@ -115,57 +122,105 @@ class Crew:
                 newest = taken[-1].due_at if taken else None
                 mark.looked(deep=lowest is None, now=now, seconds=now - start, newest=newest)
                 if taken:
-                    self._hand_out(owner, hands.prepare(owner, taken))
+                    self._give(hands.prepare(owner, taken))
             if not 0 < most == len(taken):
                 self._job.stop.wait(max(0.001, self._job.lane.poll - (time.monotonic() - start)))
 
     def _room(self) -> int:
         """Messages that may be taken now: no more than the threads that the lane may have could begin to send."""
-        with self._lock:
-            free = self._job.lane.most - self._busy - self._calls.qsize()
-        return max(0, free) * min(self._job.lane.batch, self._job.adapter.most, MAX_ENTRIES)
+        with self._changed:
+            free = self._job.lane.most - self._busy
+            return max(0, free * self._call - len(self._ready))
 
-    def _hand_out(self, owner: UUID, ready: Sequence[Item]) -> None:
-        for positions in divide(self._job.adapter, [item.mail for item in ready], most=self._job.lane.batch):
-            self._calls.put((owner, [ready[position] for position in positions]))
-        self._grow()
+    @property
+    def _call(self) -> int:
+        return min(self._job.lane.batch, self._job.adapter.most)
+
+    def _give(self, items: Sequence[Item], *, first: bool = False) -> None:
+        """Put messages before the threads; `first`: before all others, in their order."""
+        with self._changed:
+            if first:
+                self._ready.extendleft(reversed(items))
+            else:
+                self._ready.extend(items)
+            self._grow()
+            self._changed.notify()
 
     def _grow(self) -> None:
-        with self._lock:
-            threads = len(self._threads)
-            more = more_threads(self._job.lane, threads=threads, idle=threads - self._busy, waiting=self._calls.qsize())
-            for _ in range(more):
-                self._made += 1
-                name = f"{self._job.lane.name}-{self._made}"
-                thread = threading.Thread(target=self._guarded(self._work), name=name, daemon=True)
-                self._threads.add(thread)
-                thread.start()
+        threads = len(self._threads)
+        waiting = -(-len(self._ready) // self._call)
+        for _ in range(more_threads(self._job.lane, threads=threads, idle=threads - self._busy, waiting=waiting)):
+            self._made += 1
+            name = f"{self._job.lane.name}-{self._made}"
+            thread = threading.Thread(target=self._guarded(self._work), name=name, daemon=True)
+            self._threads.add(thread)
+            thread.start()
 
     def _work(self) -> None:
         hands = Hands(self._job)
         idle_since = time.monotonic()
         try:
-            while True:
-                try:
-                    owner, items = self._calls.get(timeout=min(IDLE / 4, 0.25))
-                except queue.Empty:
+            while not self._job.stop.is_set():
+                begun = self._begin(hands)
+                if begun is None:
                     if self._leaves(time.monotonic() - idle_since):
                         return
                     continue
-                with self._lock:
-                    self._busy += 1
+                items, slot = begun
                 try:
-                    hands.work(owner, items)
+                    left = items if slot is None else hands.call(items, slot)
                 finally:
-                    with self._lock:
+                    with self._changed:
                         self._busy -= 1
                     idle_since = time.monotonic()
+                if left:
+                    self._give(left, first=True)
         finally:
-            with self._lock:
+            with self._changed:
                 self._threads.discard(threading.current_thread())
 
+    def _begin(self, hands: Hands) -> tuple[list[Item], pace.Slot | None] | None:
+        """The messages of the next call, and its slot, which is near. None: there was nothing to do for a while."""
+        if not self._pacing.acquire(timeout=_LOOK):
+            return None
+        try:
+            items = self._next()
+            if not items:
+                return None
+            try:
+                slot = hands.slot(items)
+                if slot is not None:
+                    self._job.stop.wait(max(0.0, slot.wait - _NEAR))
+            except BaseException:
+                with self._changed:
+                    self._busy -= 1
+                raise
+            return items, slot
+        finally:
+            self._pacing.release()
+
+    def _next(self) -> list[Item]:
+        """Messages that may share a call, the first that waits and others like it; whoever gets them is busy."""
+        with self._changed:
+            if not self._ready and not self._job.stop.is_set():
+                self._changed.wait(_LOOK)
+            if not self._ready:
+                return []
+            first = self._ready[0]
+            near = [item for item in islice(self._ready, 4 * self._call) if item.owner == first.owner]
+            places = divide(self._job.adapter, [item.mail for item in near], most=min(self._call, first.most))[0]
+            items = [near[place] for place in places]
+            if items == list(islice(self._ready, len(items))):
+                for _ in items:
+                    self._ready.popleft()
+            else:
+                taken = {item.message_id for item in items}
+                self._ready = deque(item for item in self._ready if item.message_id not in taken)
+            self._busy += 1
+            return items
+
     def _leaves(self, idle_for: float) -> bool:
-        with self._lock:
+        with self._changed:
             if not self._job.stop.is_set() and not may_leave(
                 self._job.lane, threads=len(self._threads), idle_for=idle_for
             ):
@@ -175,7 +230,7 @@ class Crew:
             return True
 
     def _snapshot(self) -> list[threading.Thread]:
-        with self._lock:
+        with self._changed:
             return list(self._threads)
 
     def _guarded(self, target: Callable[[], None]) -> Callable[[], None]:

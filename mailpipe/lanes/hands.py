@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import UUID
@@ -29,6 +28,7 @@ from mailpipe.lanes import claims, outcome
 from mailpipe.lanes.claims import Claimed, Opened, Told
 from mailpipe.ses.answer import Kind, Result
 from mailpipe.ses.client import SlotMissed
+from mailpipe.ses.request import MAX_ENTRIES
 from mailpipe.template import MissingVariable, Template
 
 LOG = logging.getLogger("mailpipe.lanes")
@@ -40,16 +40,26 @@ _LEAD = 0.05
 """Seconds that a call is opened before its slot, beside twice the time of a commit."""
 _LEAST_LEAD = 0.01
 """The same for slots that are free at once: they are asked for so much later than now."""
+_EXPIRY_EVERY = 1.0
 _RECONNECT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A claimed message that is ready to be sent; `key` is that of its address."""
+    """A message that is ready to be sent, claimed under the id `owner`; `key` is that of its address."""
 
+    owner: UUID
     claimed: Claimed
     mail: Mail
     key: str
+    since: float
+    """When it came into our hands (monotonic clock)."""
+    most: int = MAX_ENTRIES
+    """Messages of its next call: fewer after a call was refused as a whole."""
+
+    @property
+    def message_id(self) -> UUID:
+        return self.claimed.message_id
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,6 @@ class Hands:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._open_seconds = 0.005
-        self._expires_at = 0.0
 
     def prepare(self, owner: UUID, taken: Sequence[Claimed]) -> list[Item]:
         """Everybody's mail. Those that cannot be made end here, each alone."""
@@ -101,21 +110,73 @@ class Hands:
             except CampaignError:
                 unfit.append((claimed.message_id, "failed", "template_not_found", str(claimed.template_version)))
             else:
-                ready.append(Item(claimed, mail, address.key(to)))
+                ready.append(Item(owner, claimed, mail, address.key(to), time.monotonic()))
         if unfit:
             self.safely(lambda connection: claims.refuse(connection, owner, unfit))
         return ready
 
-    def work(self, owner: UUID, items: Sequence[Item]) -> None:
-        """Send the mails of one call, in more than one where the pace or the provider wants it so; or give them back at a stop."""
-        todo = deque([list(items)])
-        self._expires_at = time.monotonic() + 1.0
+    def slot(self, items: list[Item]) -> pace.Slot | None:
+        """The slot of their call; what expires before it comes is taken out of `items`. None: no call may be made."""
+        lead = 2 * self._open_seconds + _LEAST_LEAD
+        look_at = items[0].since + _EXPIRY_EVERY
+        while items and not self._job.stop.is_set():
+            if time.monotonic() > look_at:
+                look_at = time.monotonic() + _EXPIRY_EVERY
+                self.expire(items)
+                continue
+            wanted = len(items)
+            slot = self.safely(
+                lambda connection: self._job.pace.take(connection, patience=PATIENCE, lead=lead, recipients=wanted)  # noqa: B023
+            )
+            if isinstance(slot, pace.Slot):
+                return slot
+            self._job.stop.wait(min(slot.wait, 1.0))
+        return None
+
+    def expire(self, items: list[Item]) -> None:
+        """None of them shall use up a slot that comes too late for it."""
+        owner, validity = items[0].owner, self._job.lane.validity
+        ids = [item.message_id for item in items]
+        ended = self.safely(lambda connection: claims.expire(connection, owner, ids, validity=validity))
+        items[:] = [item for item in items if item.message_id not in ended]
+
+    def release(self, items: Sequence[Item]) -> None:
+        """Give messages back to the outbox."""
+        for owner in {item.owner for item in items}:
+            ids = [item.message_id for item in items if item.owner == owner]
+            self.safely(lambda connection: claims.release(connection, owner, ids))  # noqa: B023
+
+    def call(self, items: Sequence[Item], slot: pace.Slot) -> list[Item]:
+        """Make one call, of as many as the slot allows. Answers what is still to be sent, at once and by whoever is free."""
+        if self._job.stop.wait(max(0.0, slot.wait - 2 * self._open_seconds - _LEAD)):
+            return list(items)
+        batch, rest = list(items[: slot.call_size]), list(items[slot.call_size :])
+        opened = self._open(batch)
+        chosen = [item for item in batch if item.message_id in opened]
+        if not chosen:
+            self._job.pace.give_back(slot.call_size)
+            return rest
+        mails = [replace(item.mail, tags=_tags(item.message_id, opened[item.message_id].attempt)) for item in chosen]
         try:
-            while todo and not self._job.stop.is_set():
-                self._next_call(owner, todo)
-        finally:
-            if left := [item.claimed.message_id for batch in todo for item in batch]:
-                self.safely(lambda connection: claims.release(connection, owner, left))
+            answer = self._job.adapter.send(mails, slot_at=slot.at, lateness=slot.lateness)
+        except SlotMissed:
+            self._job.pace.give_back(slot.call_size)
+            return self._retract(chosen, opened) + rest
+        self._job.pace.give_back(slot.call_size - sum(result.kind is not Kind.AGAIN for result in answer.results))
+        if answer.halt is not None:
+            LOG.error("lane %s: %s", self._job.lane.name, answer.halt)
+        if answer.blocked is not None:
+            reason = answer.blocked
+            self.safely(lambda connection: self._job.pace.block(connection, reason))
+        if answer.split and len(chosen) > 1:
+            half = (len(chosen) + 1) // 2
+            return [replace(item, most=half) for item in self._retract(chosen, opened)] + rest
+        told = [
+            self._told(item, opened[item.message_id], result)
+            for item, result in zip(chosen, answer.results, strict=True)
+        ]
+        self._record(chosen[0].owner, told, seconds=answer.seconds)
+        return rest
 
     def safely(self, step: Callable[[Connection], T]) -> T:
         """Run a step that may be repeated; a lost database is waited for."""
@@ -127,82 +188,9 @@ class Hands:
                 LOG.warning("database not available, waiting: %s", type(error).__name__)
                 time.sleep(_RECONNECT)
 
-    def _next_call(self, owner: UUID, todo: deque[list[Item]]) -> None:
-        waiting = todo.popleft()
-        self._expire(owner, waiting)
-        slot = self._slot(owner, waiting)
-        if slot is None or self._job.stop.wait(max(0.0, slot.wait - 2 * self._open_seconds - _LEAD)):
-            todo.appendleft(waiting)
-            return
-        batch, rest = waiting[: slot.call_size], waiting[slot.call_size :]
-        if rest:
-            todo.appendleft(rest)
-        opened = self._open(owner, batch)
-        chosen = [item for item in batch if item.claimed.message_id in opened]
-        if not chosen:
-            return
-        mails = [
-            replace(item.mail, tags=_tags(item.claimed.message_id, opened[item.claimed.message_id].attempt))
-            for item in chosen
-        ]
-        try:
-            answer = self._job.adapter.send(mails, slot_at=slot.at, lateness=slot.lateness)
-        except SlotMissed:
-            self._job.pace.give_back(slot.call_size)
-            self._retract(owner, chosen, opened, todo)
-            return
-        self._job.pace.give_back(slot.call_size - sum(result.kind is not Kind.AGAIN for result in answer.results))
-        if answer.halt is not None:
-            LOG.error("lane %s: %s", self._job.lane.name, answer.halt)
-        if answer.blocked is not None:
-            reason = answer.blocked
-            self.safely(lambda connection: self._job.pace.block(connection, reason))
-        if answer.split and len(chosen) > 1:
-            half = len(chosen) // 2
-            self._retract(owner, chosen[half:], opened, todo)
-            self._retract(owner, chosen[:half], opened, todo)
-            return
-        told = [
-            Told(
-                item.claimed.message_id,
-                opened[item.claimed.message_id],
-                result,
-                outcome.after(
-                    self._job.lane,
-                    result,
-                    attempt=opened[item.claimed.message_id].attempt,
-                    tries=item.claimed.tries,
-                ),
-            )
-            for item, result in zip(chosen, answer.results, strict=True)
-        ]
-        self.safely(lambda connection: claims.record(connection, owner, told, seconds=answer.seconds))
-
-    def _slot(self, owner: UUID, waiting: list[Item]) -> pace.Slot | None:
-        """The next slot; what expires before it comes is taken out of `waiting`. None: no call may be made."""
-        lead = 2 * self._open_seconds + _LEAST_LEAD
-        while waiting and not self._job.stop.is_set():
-            wanted = len(waiting)
-            slot = self.safely(
-                lambda connection: self._job.pace.take(connection, patience=PATIENCE, lead=lead, recipients=wanted)  # noqa: B023
-            )
-            if isinstance(slot, pace.Slot):
-                return slot
-            self._job.stop.wait(min(slot.wait, 1.0))
-            self._expire(owner, waiting)
-        return None
-
-    def _expire(self, owner: UUID, waiting: list[Item]) -> None:
-        """Where the pace makes messages wait, about once a second: none of them shall use up a slot that came too late for it."""
-        if time.monotonic() < self._expires_at:
-            return
-        self._expires_at = time.monotonic() + 1.0
-        ids, validity = [item.claimed.message_id for item in waiting], self._job.lane.validity
-        ended = self.safely(lambda connection: claims.expire(connection, owner, ids, validity=validity))
-        waiting[:] = [item for item in waiting if item.claimed.message_id not in ended]
-
-    def _open(self, owner: UUID, batch: Sequence[Item]) -> dict[UUID, Opened]:
-        keys = {item.claimed.message_id: item.key for item in batch}
+    def _open(self, batch: Sequence[Item]) -> dict[UUID, Opened]:
+        owner = batch[0].owner
+        keys = {item.message_id: item.key for item in batch}
         start = time.monotonic()
         try:
             with self._job.database.connection() as connection:
@@ -211,27 +199,37 @@ class Hands:
             # Nobody knows whether this commit happened. Nothing was sent, so what it may have opened is closed and given back.
             LOG.warning("database lost while a call was opened; it is not made")
             self.safely(lambda connection: claims.retract(connection, owner, keys))
-            self.safely(lambda connection: claims.release(connection, owner, keys))
+            self.release(batch)
             return {}
         self._open_seconds += (min(time.monotonic() - start, 0.1) - self._open_seconds) / 8
         return opened
 
-    def _retract(
-        self, owner: UUID, chosen: Sequence[Item], opened: dict[UUID, Opened], todo: deque[list[Item]]
-    ) -> None:
-        """The call was not made, or refused as a whole: it is closed, and its messages come next."""
-        ids = [item.claimed.message_id for item in chosen]
+    def _retract(self, chosen: Sequence[Item], opened: Mapping[UUID, Opened]) -> list[Item]:
+        """The call was not made, or refused as a whole: it is closed. Answers what is still in our hands."""
+        owner = chosen[0].owner
+        ids = [item.message_id for item in chosen]
         ours = self.safely(lambda connection: claims.retract(connection, owner, ids))
-        if again := [item for item in chosen if item.claimed.message_id in ours]:
-            todo.appendleft(again)
-        never = Result(Kind.AGAIN, "not_sent")
-        lost = [
-            Told(one, opened[one], never, outcome.Next("pending", opened[one].attempt, item.claimed.tries))
-            for item in chosen
-            if (one := item.claimed.message_id) not in ours
-        ]
+        lost = [item for item in chosen if item.message_id not in ours]
         if lost:
-            self.safely(lambda connection: claims.record(connection, owner, lost, seconds=None))
+            never = Result(Kind.AGAIN, "not_sent")
+            told = [
+                Told(
+                    item.message_id,
+                    opened[item.message_id],
+                    never,
+                    outcome.Next("pending", opened[item.message_id].attempt, item.claimed.tries),
+                )
+                for item in lost
+            ]
+            self._record(owner, told, seconds=None)
+        return [item for item in chosen if item.message_id in ours]
+
+    def _told(self, item: Item, opened: Opened, result: Result) -> Told:
+        becomes = outcome.after(self._job.lane, result, attempt=opened.attempt, tries=item.claimed.tries)
+        return Told(item.message_id, opened, result, becomes)
+
+    def _record(self, owner: UUID, told: Sequence[Told], *, seconds: float | None) -> None:
+        self.safely(lambda connection: claims.record(connection, owner, told, seconds=seconds))
 
     def _content(self, claimed: Claimed) -> Templated | Inline:
         version = claimed.template_version
