@@ -41,7 +41,7 @@ def span(keep_days: int) -> Span:
 
 def prepare(connection: Connection, times: Iterable[datetime], kept: Span) -> None:
     """See that there is a partition for each of these times. `connection` is in autocommit mode."""
-    months = {at.strftime("%Y%m") for at in times if at in kept}
+    months = {f"{year}{month:02d}" for year, month in {(at.year, at.month) for at in times if at in kept}}
     database = hash(connection.info.dsn)
     for month in sorted(months):
         if (database, month) not in _present:
