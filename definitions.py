@@ -5,6 +5,7 @@ import dagster as dg
 from assets import report, resources, segments, snapshot
 from assets.deliveries import deliveries
 from jobs import campaign, sending, upkeep
+from sensors.breaker import breaker
 from sensors.campaigns import campaigns
 from sensors.due import due
 from sensors.reconcile import reconcile
@@ -15,7 +16,7 @@ defs = dg.Definitions(
     assets=[*segments.ASSETS, snapshot.snapshot, deliveries, report.campaign_report],
     asset_checks=[*snapshot.CHECKS, *report.CHECKS],
     jobs=[*campaign.JOBS, *sending.JOBS, *upkeep.JOBS],
-    sensors=[campaigns, due, recurring, reconcile, resume],
+    sensors=[breaker, campaigns, due, recurring, reconcile, resume],
     resources=resources.build(),
     # One process per run: imports are paid once, and an interrupt reaches the send itself.
     executor=dg.in_process_executor,

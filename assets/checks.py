@@ -10,8 +10,11 @@ import dagster as dg
 from assets.failure import explained
 from assets.partitions import CAMPAIGNS
 from assets.resources import DatabaseResource
+from mailpipe import breaker, campaign
+from mailpipe.breaker import Finding
 from mailpipe.db import Connection
 
+_QUIET = ("ok", "too_few")
 Rule = Callable[[Connection, str], int]
 
 
@@ -32,3 +35,26 @@ def build(
     # Partitioned: else a check has one state for all campaigns, the last one's.
     decorate = dg.asset_check(asset=asset, name=name, description=description, partitions_def=CAMPAIGNS)
     return decorate(check)
+
+
+def build_rate(asset: str, name: str, rate: str, description: str) -> dg.AssetChecksDefinition:
+    """A check of one of the breaker's rates: a warning from half of its line on, an error beyond it. Dagster plots its numbers."""
+
+    def check(context: dg.AssetCheckExecutionContext, database: DatabaseResource) -> dg.AssetCheckResult:
+        with explained(), database.connection() as connection:
+            found = campaign.get(connection, context.op_execution_context.partition_key)
+            one = next(one for one in breaker.rates(connection, found) if one.name == rate)
+        return of_finding(one)
+
+    decorate = dg.asset_check(asset=asset, name=name, description=description, partitions_def=CAMPAIGNS)
+    return decorate(check)
+
+
+def of_finding(one: Finding) -> dg.AssetCheckResult:
+    """The result of a check of this rate."""
+    return dg.AssetCheckResult(
+        passed=one.level in _QUIET,
+        severity=dg.AssetCheckSeverity.ERROR if one.level == "pause" else dg.AssetCheckSeverity.WARN,
+        description=one.text + (f", and counts from {one.after:,} on" if one.level == "too_few" else ""),
+        metadata={"rate": one.rate, "line": one.line, "people": one.people, "sample": one.sample, "level": one.level},
+    )

@@ -11,7 +11,7 @@ from assets.metadata import table
 from assets.partitions import CAMPAIGNS, OWNERS
 from assets.resources import DatabaseResource
 from assets.snapshot import GROUP
-from mailpipe import invariant, report
+from mailpipe import breaker, campaign, invariant, report
 from mailpipe.db import Connection
 
 
@@ -29,6 +29,9 @@ def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResourc
         now = report.progress(connection, context.partition_key)
         reasons = report.reasons(connection, context.partition_key)
         rate = report.measured_rate(connection, context.partition_key)
+        found = campaign.get(connection, context.partition_key)
+        gmail = breaker.gmail_share(connection, found.campaign_id)
+        spam = breaker.postmaster(connection, found.spec.sender_domain)
     context.log.info(f"campaign {now.campaign} is {now.state}: {now.sent} of {now.total} sent")
     metadata: dict[str, Any] = {
         "state": now.state,
@@ -44,6 +47,13 @@ def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResourc
             {"state": str, "reason": str, "people": int},
         ),
     }
+    if now.delivery_p95_seconds is not None:
+        metadata["delivery_p95_seconds"] = now.delivery_p95_seconds
+    if gmail is not None:
+        # Google tells SES of no complaints: so many people are no part of the complaint rate.
+        metadata["share_at_gmail"] = round(gmail, 4)
+    if spam is not None:
+        metadata["postmaster_spam_rate"] = spam[1]
     if rate is not None:
         metadata["measured_rate"] = round(rate, 1)
     if now.eta_minutes is not None:
@@ -53,6 +63,10 @@ def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResourc
 
 def _unknown(connection: Connection, key: str) -> int:
     return report.progress(connection, key).unknown
+
+
+def _policy_bounces(connection: Connection, key: str) -> int:
+    return report.events(connection, campaign.get(connection, key).campaign_id).get("policy_bounce", 0)
 
 
 CHECKS = [
@@ -79,6 +93,25 @@ CHECKS = [
         "nobody_unknown",
         _unknown,
         "Everybody's outcome is known. Unknown people are never mailed again by machine; events may settle them.",
+        dg.AssetCheckSeverity.WARN,
+    ),
+    checks.build_rate(
+        "campaign_report",
+        "complaint_rate",
+        "complaints",
+        "Complaints of those sent. Gmail tells SES of none.",
+    ),
+    checks.build_rate(
+        "campaign_report", "hard_bounce_rate", "hard_bounces", "Addresses where nobody is, of those sent."
+    ),
+    checks.build_rate(
+        "campaign_report", "delay_rate", "delays", "Mails that SES could not deliver at once, of those sent."
+    ),
+    checks.build(
+        "campaign_report",
+        "no_policy_bounces",
+        _policy_bounces,
+        "No host refuses us for our reputation or authentication. Such bounces suppress nobody: they are about us.",
         dg.AssetCheckSeverity.WARN,
     ),
 ]

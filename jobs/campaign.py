@@ -38,7 +38,7 @@ def _field(name: str, field: FieldInfo) -> dg.Field:
     elif get_origin(kind) is Literal:
         kind = str
     elif issubclass(kind, BaseModel):
-        kind, default = dict, default.model_dump()
+        kind, default = dict, None if default is None else default.model_dump()
     elif kind is datetime or name in DURATIONS:
         # Texts in the form: 2026-11-27T09:00:00+01:00, 30m.
         kind, default = str, default if default is None else str(default)

@@ -106,6 +106,12 @@ def counts(connection: Connection, campaign_id: int) -> tuple[Counts, dict[int, 
     return _sum(slices.values()), slices
 
 
+def rates(connection: Connection, found: campaign.Campaign) -> list[Finding]:
+    """The rates of the whole campaign against its lines, whatever was resumed meanwhile."""
+    whole, _ = counts(connection, found.campaign_id)
+    return assess(whole, found.spec.lines)
+
+
 def look(connection: Connection, found: campaign.Campaign) -> list[Finding]:
     """The campaign's rates since it was last resumed, against its lines."""
     whole, _ = counts(connection, found.campaign_id)

@@ -22,7 +22,7 @@ from psycopg.types.json import Jsonb
 from mailpipe import adapters, address, segment, template
 from mailpipe.db import Connection, queries
 from mailpipe.errors import CampaignError
-from mailpipe.lines import Lines
+from mailpipe.lines import Canary, Lines
 from mailpipe.schedule.when import Duration, When
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
@@ -75,6 +75,9 @@ class Spec(When):
     chunk_size: Annotated[
         int, pydantic.Field(ge=100, le=1000, description="People that a sender thread leases at once")
     ] = 500
+    canary: Annotated[
+        Canary | None, pydantic.Field(description="Slices that go ahead of the rest; empty: all go at once")
+    ] = None
     lines: Annotated[Lines, pydantic.Field(description="Where the breaker stops it; empty: the usual lines")] = Lines()
 
     @pydantic.field_validator("as_of")
@@ -83,6 +86,11 @@ class Spec(When):
         if value is not None and value.tzinfo is None:
             raise ValueError("needs an offset, for example 2026-11-27T09:00:00+01:00")
         return None if value is None else value.astimezone(UTC)
+
+    @property
+    def sender_domain(self) -> str:
+        """The domain that people complain about, in lower case."""
+        return self.sender.rpartition("@")[2].rstrip("> ").lower()
 
     @pydantic.field_validator("sender", "reply_to")
     @classmethod

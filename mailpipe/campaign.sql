@@ -39,8 +39,21 @@ SET state = 'approved', template_version = :template_version, approver = :approv
 WHERE campaign_id = :campaign_id AND state = :state;
 
 -- name: start
-UPDATE mailpipe.campaign SET state = 'sending', state_reason = NULL, changed_at = clock_timestamp()
-WHERE campaign_id = :campaign_id AND state = :state;
+-- With a canary, everybody but its first slices is due later than now.
+WITH started AS (
+    UPDATE mailpipe.campaign SET state = 'sending', state_reason = NULL, changed_at = clock_timestamp()
+    WHERE campaign_id = :campaign_id AND state = :state
+    RETURNING campaign_id, spec -> 'canary' AS canary
+),
+held AS (
+    UPDATE mailpipe.chunk c
+    SET due_at = greatest(c.due_at, clock_timestamp() + make_interval(secs => CAST(s.canary ->> 'wait' AS double precision)))
+    FROM started s
+    WHERE jsonb_typeof(s.canary) = 'object' AND c.campaign_id = s.campaign_id AND c.state = 'pending'
+      AND c.slice > (SELECT max(slice) FROM (SELECT DISTINCT k.slice FROM mailpipe.chunk k WHERE k.campaign_id = :campaign_id
+                     ORDER BY k.slice LIMIT CAST(s.canary ->> 'slices' AS integer)) AS first)
+)
+SELECT campaign_id FROM started;
 
 -- name: pause
 UPDATE mailpipe.campaign SET state = 'paused', state_reason = :reason, changed_at = clock_timestamp()

@@ -332,6 +332,16 @@ def call_sent(connection: Connection, campaign_id: int, seqs: Sequence[int] | No
     return _resolve(connection, "call_sent", campaign_id, seqs)
 
 
+def narrow(connection: Connection, campaign_id: int) -> int:
+    """Skip whoever is pending and not in the temporary table `kept (user_id)`. Answers how many people that were.
+
+    Only for a person's order, inside its transaction, which holds the lock of a campaign that is not sending.
+    """
+    row = connection.execute(QUERIES["narrow"], {"campaign_id": campaign_id}).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def counts(connection: Connection, campaign_id: int) -> Counts:
     """People by state; a sum over the chunks, never kept beside them."""
     with connection.cursor(row_factory=dict_row) as cursor:

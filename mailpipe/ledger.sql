@@ -349,3 +349,30 @@ FROM mailpipe.chunk WHERE campaign_id = :campaign_id AND slice BETWEEN :first_sl
 SELECT extract(epoch FROM min(due_at) FILTER (WHERE state = 'pending') - clock_timestamp()),
        extract(epoch FROM min(leased_until) - clock_timestamp()) FROM mailpipe.chunk
 WHERE campaign_id = :campaign_id AND slice BETWEEN :first_slice AND :last_slice AND state IN ('pending', 'leased');
+
+-- name: narrow
+-- People who are pending and whose ids are not in the temporary table `kept` are skipped. Of a campaign that cannot send at this moment
+-- and whose chunks are in nobody's hands: the caller holds its lock.
+WITH left_out AS (
+    SELECT c.chunk_no, c.first_seq, c.size, r.seq
+    FROM mailpipe.chunk c
+    JOIN mailpipe.recipient r ON r.campaign_id = c.campaign_id AND r.seq BETWEEN c.first_seq AND c.first_seq + c.size - 1
+    WHERE c.campaign_id = :campaign_id AND c.state = 'pending' AND get_bit(c.finished, r.seq - c.first_seq) = 0
+      AND NOT EXISTS (SELECT FROM kept k WHERE k.user_id = r.user_id)
+),
+masks AS (
+    SELECT chunk_no, count(*) AS people, bit_or(set_bit(CAST(repeat('0', size) AS bit varying), seq - first_seq, 1)) AS mask
+    FROM left_out GROUP BY chunk_no
+),
+marked AS (
+    INSERT INTO mailpipe.outcome (campaign_id, seq, chunk_no, state, reason)
+    SELECT :campaign_id, seq, chunk_no, 'skipped', 'narrowed' FROM left_out
+    ON CONFLICT (campaign_id, seq) DO UPDATE SET state = 'skipped', reason = 'narrowed', detail = NULL, at = clock_timestamp()
+),
+counted AS (
+    UPDATE mailpipe.chunk c
+    SET finished = c.finished | m.mask, skipped = c.skipped + m.people,
+        state = CASE WHEN bit_count(c.finished | m.mask) = c.size THEN 'done' ELSE c.state END
+    FROM masks m WHERE c.campaign_id = :campaign_id AND c.chunk_no = m.chunk_no
+)
+SELECT coalesce(sum(people), 0) FROM masks;

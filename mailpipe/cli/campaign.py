@@ -9,7 +9,7 @@ import click
 import psycopg
 
 from mailpipe import campaign, kill_switch, plan, report, send, snapshot, stand_in
-from mailpipe.cli import campaign_look, campaign_send, campaign_unknown, session
+from mailpipe.cli import campaign_feedback, campaign_look, campaign_send, campaign_unknown, session
 from mailpipe.cli.campaign_look import described
 from mailpipe.cli.failure import Mistake
 from mailpipe.cli.output import dump, facts, minutes, show
@@ -32,6 +32,8 @@ def command() -> None:
 
 
 for _other in (campaign_look.list_, campaign_look.show_, campaign_look.progress, campaign_look.who):
+    command.add_command(_other)
+for _other in (campaign_feedback.feedback, campaign_feedback.narrow, campaign_feedback.postmaster):
     command.add_command(_other)
 command.add_command(campaign_look.export)
 command.add_command(campaign_send.start)

@@ -13,9 +13,9 @@ from mailpipe.cli import session
 from mailpipe.cli.failure import Mistake
 from mailpipe.cli.output import dump
 from mailpipe.cli.session import json_option
-from mailpipe.feedback import archive
 from mailpipe.feedback import poll as poller
-from mailpipe.feedback.ingest import bind_late, ingest_lines
+from mailpipe.feedback import upkeep as upkeeping
+from mailpipe.feedback.ingest import ingest_lines
 from mailpipe.feedback.poll import READERS
 
 
@@ -86,15 +86,17 @@ def poll(queue_url: str, once: bool, endpoint: str | None, as_json: bool) -> Non
             click.echo(f"the breaker paused campaign {key}")
 
 
-@command.command(epilog="Example: mailpipe events bind")
+@command.command(epilog="Example: mailpipe events upkeep")
 @json_option
-def bind(as_json: bool) -> None:
-    """Try again to find whom events are about that carry none of our tags, and drop what is older than MAILPIPE_EVENT_DAYS."""
+def upkeep(as_json: bool) -> None:
+    """Do what the sensor `breaker` does in Dagster: look at the breaker's lines, tie late events to people, drop old ones."""
     config = session.load()
     with session.database(config) as database, database.connection() as connection:
-        bound = bind_late(connection)
-        dropped = archive.drop(connection, config.event_days)
+        kept = upkeeping.run(connection, config.event_days)
     if as_json:
-        dump({"bound": bound, "dropped": dropped})
+        dump(kept.to_json())
     else:
-        click.echo(f"{bound:,} events found their person; dropped: {', '.join(dropped) or 'nothing'}")
+        click.echo(
+            f"{kept.bound:,} events found their person; dropped: {', '.join(kept.dropped) or 'nothing'};"
+            f" paused: {', '.join(kept.paused) or 'nothing'}"
+        )

@@ -39,9 +39,12 @@ def test_the_commands_are_those_that_are_documented() -> None:
         *(f"segment {name}" for name in ("list", "preview")),
         *(f"template {name}" for name in ("list", "preview", "publish")),
         *(f"campaign {name}" for name in ("create", "list", "show", "plan", "approve", "snapshot", "start", "pause")),
-        *(f"campaign {name}" for name in ("resume", "cancel", "set", "progress", "who", "export")),
+        *(
+            f"campaign {name}"
+            for name in ("resume", "cancel", "set", "progress", "who", "export", "feedback", "narrow", "postmaster")
+        ),
         *(f"campaign unknown {name}" for name in ("list", "export", "resolve")),
-        *(f"events {name}" for name in ("ingest", "poll", "bind")),
+        *(f"events {name}" for name in ("ingest", "poll", "upkeep")),
         *(f"suppression {name}" for name in ("add", "remove", "show", "import", "export", "sync")),
         "lanes",
         *(f"message {name}" for name in ("send", "show", "list", "cancel", "requeue", "depths")),
