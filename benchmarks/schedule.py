@@ -35,7 +35,7 @@ from benchmarks.ground import ROOT, Ground, say
 from mailpipe import campaign, db, embedded_postgres, settings, stand_in
 from mailpipe.db import Connection
 from mailpipe.lanes import claims
-from mailpipe.schedule import launch, recurring, timing, zones
+from mailpipe.schedule import fire, launch, recurring, timing, zones
 from mailpipe.schedule.spec import parse
 from mailpipe.schedule.when import When
 from mailpipe.ses import client
@@ -166,8 +166,8 @@ def _tick(base: Ground, connection: Connection) -> dict[str, Any]:
     def tick() -> None:
         launch.wanted(connection, grace=base.settings.misfire_grace)
         launch.soonest(connection)
-        recurring.tick(connection, base.settings)
-        recurring.next_wake(connection)
+        fire.tick(connection, base.settings)
+        fire.next_wake(connection)
 
     return {"tick_ms": _median(tick)}
 

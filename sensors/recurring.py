@@ -1,11 +1,11 @@
-"""Makes the campaigns of schedules. It launches nothing: what it makes is frozen and sent by `due`, like any other campaign."""
+"""Makes the campaigns of fire. It launches nothing: what it makes is frozen and sent by `due`, like any other campaign."""
 
 import dagster as dg
 
 from assets.partitions import OWNERS
 from assets.resources import DatabaseResource, load_settings
-from mailpipe.schedule import recurring as schedules
-from mailpipe.schedule.recurring import Ticked
+from mailpipe.schedule import fire
+from mailpipe.schedule.fire import Ticked
 
 EVERY = 30
 """Seconds between two looks."""
@@ -31,8 +31,8 @@ def told(done: Ticked, coming: str) -> str:
 )
 def recurring(context: dg.SensorEvaluationContext, database: DatabaseResource) -> dg.SkipReason:
     with database.connection() as connection:
-        done = schedules.tick(connection, load_settings())
-        next_wake = schedules.next_wake(connection)
+        done = fire.tick(connection, load_settings())
+        next_wake = fire.next_wake(connection)
     coming = (
         "no schedule is active"
         if next_wake is None

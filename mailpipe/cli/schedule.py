@@ -11,7 +11,7 @@ import click
 from mailpipe.cli import session
 from mailpipe.cli.output import dump, facts, show, table
 from mailpipe.cli.session import as_option, json_option, person_option
-from mailpipe.schedule import recurring, spec, zones
+from mailpipe.schedule import fire, recurring, spec, zones
 from mailpipe.schedule.recurring import Schedule
 from mailpipe.schedule.spec import ScheduleSpec
 from mailpipe.schedule.when import RECIPIENT
@@ -158,7 +158,7 @@ def run_now(name: str, person: str, as_json: bool) -> None:
     """Make a campaign at once, besides the cron."""
     config = session.load()
     with session.database(config) as database, database.connection() as connection:
-        made = recurring.run_now(connection, config, name, actor=person)
+        made = fire.run_now(connection, config, name, actor=person)
     if as_json:
         dump({"campaign": made})
     else:

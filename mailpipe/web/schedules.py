@@ -18,7 +18,7 @@ from starlette.routing import Route
 from mailpipe import campaign
 from mailpipe.db import Connection, Database
 from mailpipe.errors import CampaignError, CronError, ScheduleError, SegmentError, TemplateError, UserError, ZoneError
-from mailpipe.schedule import overview, recurring, window
+from mailpipe.schedule import fire, overview, recurring, window
 from mailpipe.schedule.overview import Place, Status, Type
 from mailpipe.schedule.spec import ScheduleSpec
 from mailpipe.settings import Settings
@@ -164,7 +164,7 @@ class _Api:
         elif verb == "resume":
             recurring.resume(connection, key, actor=actor)
         else:
-            recurring.run_now(connection, self._config, key, actor=actor)
+            fire.run_now(connection, self._config, key, actor=actor)
 
 
 def _move_campaign(connection: Connection, key: str, verb: str, actor: str) -> None:

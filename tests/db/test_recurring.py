@@ -12,8 +12,8 @@ from psycopg import errors
 
 from mailpipe import campaign
 from mailpipe.errors import CampaignError, CronError, ScheduleError, SegmentError, TemplateError
-from mailpipe.schedule import recurring, zones
-from mailpipe.schedule.recurring import Ticked
+from mailpipe.schedule import fire, recurring, zones
+from mailpipe.schedule.fire import Ticked
 from mailpipe.schedule.spec import parse
 from tests.support import World
 
@@ -58,7 +58,7 @@ class Clock:
     def tick(self, now: str | datetime) -> Ticked:
         moment = at(now) if isinstance(now, str) else now
         with self.world.database.connection() as connection:
-            return recurring.tick(connection, self.world.settings, now=moment)
+            return fire.tick(connection, self.world.settings, now=moment)
 
     def every(self, minutes: int, start: str, end: str) -> list[str]:
         """The campaigns that ticks every so many minutes make."""
@@ -245,15 +245,15 @@ def test_run_now_uses_up_its_minute(clock: Clock) -> None:
     key = clock.create("2027-01-04T00:00", cron="0 9 * * *")
     with clock.world.database.connection() as connection:
         now = at("2027-01-03T15:20:40")
-        made = recurring.run_now(connection, clock.world.settings, key, actor="ana", now=now)
+        made = fire.run_now(connection, clock.world.settings, key, actor="ana", now=now)
         assert made == f"{key}-20270103-1520"
         assert campaign.get(connection, made).state == "approved"
         with pytest.raises(ScheduleError, match="already"):
-            recurring.run_now(connection, clock.world.settings, key, actor="ana", now=now + timedelta(seconds=10))
+            fire.run_now(connection, clock.world.settings, key, actor="ana", now=now + timedelta(seconds=10))
         assert clock.tick("2027-01-04T08:50").made == (f"{key}-20270104-0900",), "the cron goes on"
         local = clock.create("2027-01-04T00:00", timezone="recipient")
         with pytest.raises(ScheduleError, match="clocks of its recipients"):
-            recurring.run_now(connection, clock.world.settings, local, actor="ana")
+            fire.run_now(connection, clock.world.settings, local, actor="ana")
 
 
 def test_a_deleted_schedule_is_gone_and_its_key_is_not_used_again(clock: Clock) -> None:

@@ -12,7 +12,7 @@ import pytest
 from assets.partitions import CAMPAIGNS
 from assets.resources import DatabaseResource
 from mailpipe import campaign
-from mailpipe.schedule import launch, recurring, zones
+from mailpipe.schedule import fire, launch, recurring, zones
 from mailpipe.schedule.launch import Launch, Missed, Wanted
 from mailpipe.schedule.spec import parse
 from sensors.due import due, new_partitions, requests
@@ -211,6 +211,6 @@ def test_ticks_are_quick_with_a_thousand_schedules_and_a_hundred_campaigns(faces
 
 def test_the_recurring_sensor_says_what_it_made_and_what_comes(faces: Faces) -> None:
     assert "no schedule is active" in tick(recurring_sensor, faces).skip_message
-    text = told(recurring.Ticked(("news-20270104-0900",), 2, ("other-1: no segment",)), "next: x at y")
+    text = told(fire.Ticked(("news-20270104-0900",), 2, ("other-1: no segment",)), "next: x at y")
     assert text.startswith("made news-20270104-0900; 2 fires were missed")
     assert text.endswith("failed: other-1: no segment; next: x at y")

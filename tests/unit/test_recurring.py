@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mailpipe.errors import CronError, ScheduleError
 from mailpipe.schedule.cron import Fire
-from mailpipe.schedule.recurring import ON_TIME, judge
+from mailpipe.schedule.fire import ON_TIME, judge
 from mailpipe.schedule.spec import name, parse, read_file
 
 CAMPAIGN = {"segment": "everybody", "template": "hello", "sender": "Shop <news@mail.example.com>"}
