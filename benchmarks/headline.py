@@ -17,6 +17,7 @@ from benchmarks import ground
 from benchmarks.ground import Ground, PeakMemory, say
 from mailpipe import ledger, report, send
 from mailpipe.db import Connection
+from mailpipe.pace import Limits
 from mailpipe.plan import threads as threads_for
 from mailpipe.ses.client import Ses
 from mailpipe.simulator.child import StandIn
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="12,000 recipients: 20 s of sending")
     chosen = parser.parse_args()
     recipients = 12_000 if chosen.quick else chosen.recipients
-    threads = threads_for(chosen.rate)
+    threads = threads_for(Limits(None, chosen.rate, None))
     with ground.make("headline", connections=threads + 3) as base:
         with base.database.connection() as connection:
             ground.build(connection, ground.people(recipients, ground.mailable))

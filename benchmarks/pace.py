@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=16)
     parser.add_argument("--rate", type=float, default=600.0, help="recipients per second of the account")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--transit", type=float, help="seconds by which ways to SES may differ (MAILPIPE_TRANSIT)")
     parser.add_argument("--quick", action="store_true", help="6 seconds")
     parser.add_argument(
         "--lanes", action="store_true", help="all four lanes at once, transactional ones with single mails"
@@ -80,7 +81,7 @@ def main() -> None:
 
 
 def run(base: Ground, chosen: argparse.Namespace) -> dict[str, object]:
-    limit(base, chosen.rate)
+    limit(base, chosen.rate, chosen.transit)
     seconds = SETTLED + chosen.seconds + (rule.SETTLE if chosen.lanes else 0.0)
     tasks = [Task("normal", seconds) for _ in range(chosen.processes)]
     if chosen.lanes:
@@ -158,9 +159,11 @@ def most_in_a_second(found: list[HandOver]) -> int:
     return best
 
 
-def limit(base: Ground, rate: float) -> None:
+def limit(base: Ground, rate: float, transit: float | None = None) -> None:
     with base.database.connection() as connection:
-        connection.execute("UPDATE mailpipe.pace SET account_rate = %s", (rate,))
+        connection.execute(
+            "UPDATE mailpipe.pace SET account_rate = %s, transit = coalesce(%s, transit)", (rate, transit)
+        )
 
 
 def acquisitions(base: Ground) -> float:

@@ -74,6 +74,9 @@ class Settings:
     reserve_share: float = 0.05
     """The part of the account's rate that is kept free for critical and high messages while `mailpipe lanes` serves them
     (MAILPIPE_RESERVE_SHARE, 0 to below 1)."""
+    transit: float = 0.035
+    """Seconds by which one call's way to SES may be longer than another's (MAILPIPE_TRANSIT, 0 to 0.1). Smaller uses more of the
+    rate; too small, and calls that met on the way are refused although they left in time."""
     ses_operation: Literal["bulk", "single"] = "bulk"
     """Whether mail leaves through SendBulkEmail or, one recipient a call, through SendEmail (MAILPIPE_SES_OPERATION): slower here,
     for accounts whose bulk calls SES limits."""
@@ -204,7 +207,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         rate=_positive(environ, "MAILPIPE_RATE", None),
         call_rate=_positive(environ, "MAILPIPE_CALL_RATE", None),
         marketing_share=_positive(environ, "MAILPIPE_MARKETING_SHARE", None, most=1.0) or Settings.marketing_share,
-        reserve_share=_reserve_share(environ),
+        reserve_share=_or_nothing(environ, "MAILPIPE_RESERVE_SHARE", Settings.reserve_share, most=0.9),
+        transit=_or_nothing(environ, "MAILPIPE_TRANSIT", Settings.transit, most=0.1),
         ses_operation=_operation(environ),
         provider_rates=_provider_rates(environ),
         threads=None if threads is None else int(threads),
@@ -348,12 +352,11 @@ def _cap(text: str | None) -> Cap | None:
     return Cap(mails, days) if mails and days else None
 
 
-def _reserve_share(environ: Mapping[str, str]) -> float:
-    text = environ.get("MAILPIPE_RESERVE_SHARE")
-    # 0 is a choice here: no reserve.
-    if text is not None and text.strip() in ("0", "0.0"):
+def _or_nothing(environ: Mapping[str, str], name: str, default: float, *, most: float) -> float:
+    """A number for which 0 is a choice."""
+    if (environ.get(name) or "").strip() in ("0", "0.0"):
         return 0.0
-    return _positive(environ, "MAILPIPE_RESERVE_SHARE", None, most=0.9) or Settings.reserve_share
+    return _positive(environ, name, None, most=most) or default
 
 
 def _operation(environ: Mapping[str, str]) -> Literal["bulk", "single"]:

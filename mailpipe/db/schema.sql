@@ -376,6 +376,7 @@ CREATE TABLE mailpipe.pace (
     most             smallint NOT NULL DEFAULT 50 CHECK (most BETWEEN 1 AND 50),  -- recipients of a call
     provider_rates   jsonb NOT NULL DEFAULT '{}',              -- provider -> recipients per second
     handed_at_read   bigint,                                   -- pace_handed when the account was read
+    transit          double precision NOT NULL DEFAULT 0.035 CHECK (transit >= 0 AND transit <= 0.1),  -- seconds that ways to SES differ by
     CHECK ((blocked_until IS NULL) = (blocked_reason IS NULL)),
     CHECK ((call_rate IS NULL) = (call_rate_at IS NULL))
 );
@@ -504,7 +505,9 @@ BEGIN
     END IF;
     IF share IS NOT NULL AND slot_at < share_at AND slot_at - first_at > near * 1e6 THEN
         granted := false;
-        again_at := greatest(again_at, least(share_at - (patience * 1e6)::bigint, slot_at - first_at + now_at - (near * 1e6)::bigint));
+        -- Others may book the line up to there at any moment, so it is asked again soon, but not at once.
+        again_at := greatest(again_at, now_at + 20000,
+                             least(share_at - (patience * 1e6)::bigint, slot_at - first_at + now_at - (near * 1e6)::bigint));
     END IF;
     IF granted THEN
         FOR i IN 1 .. cardinality(lines) LOOP

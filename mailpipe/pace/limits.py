@@ -25,7 +25,7 @@ THROTTLE_WAIT = 1.0
 """Seconds that everybody waits after SES has refused for the rate."""
 QUOTA_WAIT = 60.0
 """Seconds until it is tried again after SES has refused for the daily quota, which frees little by little."""
-EASE_CUT, EASE_LEAST, EASE_RAISE = 0.7, 0.1, 0.01
+EASE_CUT, EASE_LEAST, EASE_RAISE = 0.85, 0.1, 0.02
 """After SES has refused for the rate the pace is cut to this part, not below that, and grows by so much of the rate a second."""
 CALL_CUT, CALL_RAISE = 0.5, 0.02
 """The same for calls per second, which grow by so many a second."""
@@ -77,6 +77,7 @@ class Limits:
     reserve_share: float = 0.05
     most: int = rule.MAX_CALL
     provider_rates: Mapping[str, float] = field(default_factory=dict)
+    transit: float = rule.TRANSIT
     day: Day = Day(None, 1.0, 0, 0, 0.0, 0.0)
     claims: tuple[Claim, ...] = ()
     read_at: float = 0.0
@@ -109,6 +110,11 @@ class Limits:
         )
 
     @property
+    def stretch(self) -> float:
+        """By how much the gaps of the account's lines are longer than their rule says, or shorter where ways differ less."""
+        return (rule.WINDOW + rule.LATENESS + self.transit) / rule.REACH / self.ease
+
+    @property
     def call_size(self) -> int:
         """Recipients of one call. Never more than a slot of the account is charged for."""
         split = self.split
@@ -130,7 +136,7 @@ class Limits:
         if self.campaign is None:
             return None
         split = self.split
-        found = [] if split is None else [split.bulk.real_rate * self.ease * self.call_size / split.bulk.size]
+        found = [] if split is None else [split.bulk.real_rate / self.stretch * self.call_size / split.bulk.size]
         if self.rate is not None:
             found.append(rule.campaign_line(self.rate, self.call_size).real_rate)
         if self.call_rate is not None:
@@ -248,6 +254,7 @@ def configure(connection: Connection, config: Settings) -> None:
             "marketing_share": config.marketing_share,
             "reserve_share": config.reserve_share,
             "most": 1 if config.ses_operation == "single" else rule.MAX_CALL,
+            "transit": config.transit,
             "provider_rates": Jsonb(dict(config.provider_rates)),
         },
     )

@@ -12,7 +12,7 @@ SELECT p.ceiling, p.account_rate, g.rate, p.blocked_reason,
        CAST(extract(epoch FROM clock_timestamp() - p.account_read_at) AS double precision) AS account_age,
        p.order_rate, p.call_ceiling, p.call_rate + :call_raise * mailpipe.seconds_since(p.call_rate_at) AS call_rate,
        least(1, p.ease + :raise * coalesce(mailpipe.seconds_since(p.eased_at), 0)) AS ease,
-       p.marketing_share, p.reserve_share, p.most, p.provider_rates,
+       p.marketing_share, p.reserve_share, p.most, p.provider_rates, p.transit,
        p.daily_quota, p.sent_last_day, u.handed, u.marketing,
        u.handed - coalesce(p.handed_at_read, u.handed) AS handed_since,
        u.handed - coalesce(d.handed, 0) AS handed_day, u.marketing - coalesce(d.marketing, 0) AS marketing_day,
@@ -58,7 +58,8 @@ SET account_rate = :rate, daily_quota = :daily_quota, sent_last_day = :sent_last
 -- name: configure
 UPDATE mailpipe.pace
 SET ceiling = CAST(:ceiling AS double precision), call_ceiling = CAST(:call_ceiling AS double precision),
-    marketing_share = :marketing_share, reserve_share = :reserve_share, most = :most, provider_rates = :provider_rates;
+    marketing_share = :marketing_share, reserve_share = :reserve_share, most = :most, provider_rates = :provider_rates,
+    transit = :transit;
 
 -- name: order_rate
 UPDATE mailpipe.pace SET order_rate = CAST(:rate AS double precision);

@@ -33,9 +33,12 @@ WINDOW = 1.0
 """Seconds over which SES counts its rate."""
 LATENESS = 0.015
 """Seconds that a call may leave after its slot. Smaller wastes slots on a busy machine, larger wastes quota on every one."""
-TRANSIT = 0.02
-"""Seconds by which one call's way to SES may be longer than another's: a new connection, the network, SES's own queue."""
+TRANSIT = 0.035
+"""Seconds by which one call's way to SES may be longer than another's: a new connection, the network, SES's own queue. Ways to the
+stand-in on one busy machine differed by 5 to 27 ms for 99 of 100 calls, and by 20 to 80 for the slowest one."""
+MOST_TRANSIT = 0.1
 REACH = WINDOW + LATENESS + TRANSIT
+LONGEST_REACH = WINDOW + LATENESS + MOST_TRANSIT
 _MARGIN = 1.001
 """So that no window can catch a slot at both of its ends, nor a clock that is slewed (500 ppm) make a second shorter."""
 MAX_CALL = 50

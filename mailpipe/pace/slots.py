@@ -22,7 +22,7 @@ from mailpipe.ses.answer import Block
 UNREACHABLE = 1_000_000.0
 """Recipients per second from which on an account's limit is none: nobody gets there, and slots would only cost time."""
 _REFRESH = 0.5
-_NEAR = 0.1
+_NEAR = 0.06
 """Seconds that the line is booked ahead by whoever comes, also beyond their share: one who comes late must not leave it idle."""
 _HOLE = 0.03
 """Seconds of the account's line that a campaign with a rate of its own may leave unused while others want slots."""
@@ -118,12 +118,16 @@ def requests(limits: Limits, lane: LaneName, campaign_id: int | None, recipients
         size = min(wanted, reserve.size)
         found.append(
             Request(
-                size, ("mailpipe.pace_reserve",), (reserve.gap(size) / limits.ease,), (reserve.tag,), counters=counters
+                size,
+                ("mailpipe.pace_reserve",),
+                (reserve.gap(size) * limits.stretch,),
+                (reserve.tag,),
+                counters=counters,
             )
         )
     request = Request(wanted, (), (), (), counters=counters)
     if line is not None:
-        request = _and(request, "mailpipe.pace_account", line.gap(wanted) / limits.ease, line.tag)
+        request = _and(request, "mailpipe.pace_account", line.gap(wanted) * limits.stretch, line.tag)
         if not transactional:
             request = _with_share(request, limits, line, lane, campaign_id or 0)
     elif limits.rate is not None and campaign_id is not None:
@@ -145,7 +149,7 @@ def _with_share(request: Request, limits: Limits, line: rule.Line, lane: LaneNam
     if len(shares) < 2:
         return request
     share = shares.get((lane, campaign_id), 1.0)
-    gap = rule.share_gap(line, share, request.size) / limits.ease
+    gap = rule.share_gap(line, share, request.size) * limits.stretch
     return replace(request, share=f"mailpipe.pace_share_{campaign_id or lane}", share_gap=gap, hole=_HOLE)
 
 
@@ -221,7 +225,7 @@ class Pace:
             rest = self._refused_until - time.monotonic()
             if patient and rest > 0:
                 return Refusal(rest)
-            patience = min(patience, max(rule.AHEAD[self._lane], lead + _NEAR))
+            patience = min(patience, max(rule.AHEAD[self._lane], lead + 0.1))
             found = self._take(connection, limits, lead, patience, recipients)
             if patient and isinstance(found, Refusal):
                 self._refused_until = time.monotonic() + found.wait
@@ -273,7 +277,7 @@ class Pace:
                 "lines": list(request.lines),
                 "gaps": [rule.microseconds(gap) if gap else 0 for gap in request.gaps],
                 "tags": list(request.tags),
-                "apart": rule.microseconds(rule.REACH),
+                "apart": rule.microseconds(rule.LONGEST_REACH),
                 "share": request.share,
                 "share_gap": rule.microseconds(request.share_gap),
                 "near": _NEAR,

@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mailpipe import pace
@@ -54,6 +54,7 @@ def played(line: Line, chance: random.Random, ease: float = 1.0) -> list[tuple[f
     return found
 
 
+@settings(deadline=None)
 @given(SPLITS, st.randoms(use_true_random=False))
 def test_all_lines_together_never_let_more_than_the_rate_through(split: Split, chance: random.Random) -> None:
     departures = played(split.bulk, chance)
@@ -132,7 +133,19 @@ def test_at_least_nine_tenths_of_a_limit_can_be_used(rate: float) -> None:
 
 @pytest.mark.parametrize("rate", [14.0, 53.0, 570.0, 600.0, 2000.0])
 def test_of_the_usual_limits_more_than_that(rate: float) -> None:
-    assert rule.split(rate).bulk.real_rate >= 0.94 * rate
+    assert rule.split(rate).bulk.real_rate >= 0.93 * rate
+
+
+def test_the_times_of_the_reserve_are_long_enough_for_the_longest_way() -> None:
+    on_its_way = rule.VALID + rule.MOST_AHEAD + rule.LONGEST_REACH
+    assert on_its_way < rule.SETTLE
+    assert rule.SERVED + on_its_way < rule.HOLD
+
+
+@given(st.floats(0, rule.MOST_TRANSIT))
+def test_a_shorter_way_uses_more_of_the_rate(transit: float) -> None:
+    limits = Limits(None, 600.0, None, transit=transit)
+    assert limits.real_rate == pytest.approx(600 / (WINDOW + LATENESS + transit), rel=0.002)
 
 
 def test_a_reserve_is_only_held_while_somebody_can_use_it() -> None:
@@ -155,7 +168,7 @@ def test_borrowers_find_a_slot_of_bulk_within_a_tenth_of_a_second_or_so() -> Non
 def test_small_campaigns_cost_what_they_use_beside_large_ones() -> None:
     mixed = rule.split(600.0, mixed=True).bulk
     assert mixed.unit and mixed.gap(5) < 0.01
-    assert mixed.real_rate > 0.93 * 600
+    assert mixed.real_rate > 0.92 * 600
 
 
 def test_calls_grow_when_only_a_few_a_second_are_allowed() -> None:
@@ -224,6 +237,7 @@ def test_who_has_not_wanted_anything_for_a_while_has_no_share() -> None:
     assert rule.shares(claims, Line(50, 600.0)) == {("normal", 1): 1.0}
 
 
+@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_the_reserve_is_never_used_within_a_second_of_a_slot_that_bulk_took_from_it(chance: random.Random) -> None:
     """A transactional lane is heard of at any times; bulk and the lane decide by what they read up to VALID ago, and book up to

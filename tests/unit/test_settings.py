@@ -102,6 +102,7 @@ def test_every_setting_is_read_from_the_variable_of_its_name(field: Field[object
     shares = {
         "marketing_share": "0.25",
         "reserve_share": "0.25",
+        "transit": "0.05",
         "ses_operation": "single",
         "allow_unsafe_durability": "1",
     }
