@@ -23,12 +23,14 @@ INSERT INTO classic_recipient (campaign_id, seq, user_id, email, timezone, local
 SELECT :campaign_id, row_number() OVER (ORDER BY last_login_at DESC NULLS LAST, user_id),
        user_id, email, timezone, locale, ARRAY[first_name, city, country, tier]
 FROM (
-    SELECT DISTINCT ON (lower(email)) *
+    SELECT DISTINCT ON (mailpipe.email_key(email)) *
     FROM users person
     WHERE is_active AND marketing_opt_in AND created_at <= :as_of
-      AND NOT EXISTS (SELECT FROM mailpipe.suppression s WHERE s.email_key = lower(person.email))
+      AND NOT EXISTS (SELECT FROM mailpipe.suppression s
+                      WHERE s.email_key = mailpipe.email_key(person.email) AND s.scope IN ('all', 'marketing', 'topic:news'))
+      AND NOT EXISTS (SELECT FROM mailpipe.opt_out o WHERE o.person_id = CAST(person.user_id AS text) AND o.topic IN ('marketing', 'news'))
       AND EXISTS (SELECT FROM users u WHERE u.user_id = person.user_id AND u.marketing_opt_in AND u.is_active)
-    ORDER BY lower(email), last_login_at DESC NULLS LAST, user_id
+    ORDER BY mailpipe.email_key(email), last_login_at DESC NULLS LAST, user_id
 ) AS once;
 
 -- name: snapshot_without_duplicates
@@ -37,7 +39,9 @@ SELECT :campaign_id, row_number() OVER (ORDER BY last_login_at DESC NULLS LAST, 
        user_id, email, timezone, locale, ARRAY[first_name, city, country, tier]
 FROM users person
 WHERE is_active AND marketing_opt_in AND created_at <= :as_of
-  AND NOT EXISTS (SELECT FROM mailpipe.suppression s WHERE s.email_key = lower(person.email))
+  AND NOT EXISTS (SELECT FROM mailpipe.suppression s
+                  WHERE s.email_key = mailpipe.email_key(person.email) AND s.scope IN ('all', 'marketing', 'topic:news'))
+  AND NOT EXISTS (SELECT FROM mailpipe.opt_out o WHERE o.person_id = CAST(person.user_id AS text) AND o.topic IN ('marketing', 'news'))
   AND EXISTS (SELECT FROM users u WHERE u.user_id = person.user_id AND u.marketing_opt_in AND u.is_active);
 
 -- name: claim
@@ -49,8 +53,11 @@ WITH next AS (
 UPDATE classic_recipient person
 SET status = CASE WHEN refusal IS NULL THEN 'sending' ELSE 'skipped' END, reason = refusal
 FROM (
-    SELECT p.seq, CASE WHEN EXISTS (SELECT FROM mailpipe.suppression s WHERE s.email_key = lower(p.email)) THEN 'suppressed'
-                       WHEN NOT EXISTS (SELECT FROM users u WHERE u.user_id = CAST(p.user_id AS bigint)
+    SELECT p.seq, CASE WHEN EXISTS (SELECT FROM mailpipe.suppression s
+                                    WHERE s.email_key = mailpipe.email_key(p.email) AND s.scope IN ('all', 'marketing', 'topic:news'))
+                       THEN 'suppressed'
+                       WHEN EXISTS (SELECT FROM mailpipe.opt_out o WHERE o.person_id = p.user_id AND o.topic IN ('marketing', 'news'))
+                         OR NOT EXISTS (SELECT FROM users u WHERE u.user_id = CAST(p.user_id AS bigint)
                                         AND u.marketing_opt_in AND u.is_active) THEN 'opted_out' END AS refusal
     FROM next JOIN classic_recipient p ON p.campaign_id = :campaign_id AND p.seq = next.seq
 ) AS judged
