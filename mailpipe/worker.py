@@ -351,7 +351,7 @@ class Worker:
     def _hopeless(self, answer: Answer) -> str | None:
         unanswered = all(result.kind is Kind.UNKNOWN for result in answer.results)
         if self.job.unanswered.add(hit=unanswered) >= HOPELESS_CALLS:
-            return f"{HOPELESS_CALLS} calls in a row got no usable answer; look at SES and its endpoint before resuming"
+            return f"{HOPELESS_CALLS} calls in a row got no usable answer; look at the provider before resuming"
         if not answer.split:
             refused = len(answer.results) == 1 and answer.results[0].reason in SPLIT_REASONS
             if self.job.refused.add(hit=refused) >= HOPELESS_CALLS:

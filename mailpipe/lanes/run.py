@@ -57,12 +57,14 @@ def run(
         RestoredDatabase: the database is not what this machine has sent with.
         DatabaseUnavailable: at the start; later it is waited for.
     """
+    # Where no lane leaves through SES, nobody asks for an account there.
+    account = ses if any(config.lanes[name].adapter == "ses" for name in lanes) else None
     with ExitStack() as stack:
         own = stack.enter_context(closing(db.connect(config, pool_size=2)))
         with own.connection() as connection:
             sender, taken = separate.check(connection, config)
-            guard = identity.admit(connection, config, ses)
-            send.read_account(connection, config, ses)
+            guard = identity.admit(connection, config, account)
+            send.read_account(connection, config, account)
         heart = _Heart(own, lease, [name for name in NAMES if config.lanes[name].unknown == "resend"])
         heart.begin()
         crews = {}
@@ -99,7 +101,7 @@ def run(
                             shared.keep(connection)
                         if time.monotonic() - account_read > send.ACCOUNT_EVERY:
                             account_read = time.monotonic()
-                            send.read_account(connection, config, ses)
+                            send.read_account(connection, config, account)
                 except (psycopg.OperationalError, DatabaseUnavailable) as error:
                     LOG.warning("database not available, waiting: %s", type(error).__name__)
         finally:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
 
 import pytest
 from aiosmtpd.smtp import SMTP
@@ -150,9 +155,66 @@ def test_a_campaign_by_smtp_keeps_its_own_rate_and_knows_nothing_of_the_account_
     assert world.execute("SELECT count(*) FROM mailpipe.pace_claim WHERE campaign_id <> 0") == [(0,)]
 
 
+def test_a_campaign_by_webhook_hands_over_each_person_once(scene: World) -> None:
+    scene.people(130)
+    with Receiver() as receiver:
+        receiver.refused.add("person3@mail.example.com")
+        world = replace(
+            scene,
+            settings=scene.with_settings(webhook_url=receiver.url, webhook_secret="throw-away secret of 32 letters."),
+        )
+        key = world.ready(adapter="webhook")
+        assert world.send(key).end is End.COMPLETE
+    assert world.balance(key) == {"sent": 129, "failed": 1}
+    assert sorted(Counter(receiver.handed_over).items()) == sorted(
+        (f"person{number}@mail.example.com", 1) for number in range(1, 131)
+    )
+
+
 def known_at_ses(world: World) -> set[str]:
     found = world.ses._admin.list_email_templates(PageSize=100)["TemplatesMetadata"]
     return {one["TemplateName"] for one in found}
+
+
+class Receiver:
+    """A receiver of posts that remembers to whom the mails were."""
+
+    def __init__(self) -> None:
+        self.handed_over: list[str] = []
+        self.refused: set[str] = set()
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers["Content-Encoding"] == "gzip":
+                    body = gzip.decompress(body)
+                people = [one["to"]["address"] for one in json.loads(body)["mails"]]
+                owner.handed_over += people
+                results = [{"status": "failed" if one in owner.refused else "sent"} for one in people]
+                answer = json.dumps({"results": results}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: object) -> None:
+                """Quiet."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
 
 
 def drop_once() -> Callable[[SMTP], str | None]:
