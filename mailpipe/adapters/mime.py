@@ -2,7 +2,7 @@
 
 The message is ASCII throughout, with addresses as `address.send_form` makes them, so a server needs neither SMTPUTF8 nor 8BITMIME,
 and no relay has to change what a signature covers. It is put together here from the pieces of the standard library, because
-`EmailMessage` takes 3.1 ms for a mail of 30 KB and this takes 0.3.
+`EmailMessage` takes 2.1 ms for a mail of 9 KB and this takes 0.13; and it would fold and encode long links.
 """
 
 from __future__ import annotations
