@@ -50,10 +50,10 @@ class Lane:
 DEFAULTS: Mapping[LaneName, Lane] = {
     lane.name: lane
     for lane in (
-        Lane("critical", 5, 20, 0.010, 50, 10, "resend", 600, 6, 10),
-        Lane("high", 5, 30, 0.050, 50, 60, "hold", 6 * 3600, 8, 30),
-        Lane("normal", 10, 100, 0.100, 100, 900, "hold", 3 * 86_400, 10, 60),
-        Lane("low", 2, 20, 0.500, 500, 3600, "hold", 7 * 86_400, 12, 60),
+        Lane("critical", 5, 20, 0.010, 50, 10, "resend", 600, 10, 10),
+        Lane("high", 5, 30, 0.050, 50, 60, "hold", 6 * 3600, 12, 30),
+        Lane("normal", 10, 100, 0.100, 100, 900, "hold", 3 * 86_400, 16, 60),
+        Lane("low", 2, 20, 0.500, 500, 3600, "hold", 7 * 86_400, 20, 60),
     )
 }
 _NUMBERS = {"poll": float, "sla": float, "validity": float, "answer": float}

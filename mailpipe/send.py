@@ -136,7 +136,7 @@ def run(
         opening=ledger.opening(found.campaign_id, found.spec.topic, consent=config.consent),
     )
     crew = _Crew(job, slices, horizon, threads)
-    with _collector_at_rest():
+    with collector_at_rest():
         crew.start()
         try:
             while crew.working:
@@ -214,7 +214,7 @@ def read_account(connection: Connection, config: Settings, ses: Ses | None) -> N
 
 
 @contextmanager
-def _collector_at_rest() -> Iterator[None]:
+def collector_at_rest() -> Iterator[None]:
     """Keep Python's garbage collector away from all that was imported and made before the run.
 
     A full collection stops every thread; with boto3 loaded it took 60 to 190 ms every ten seconds, longer than a slot may

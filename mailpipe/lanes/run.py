@@ -86,6 +86,7 @@ def run(
             )
             crews[name] = Crew(job, lambda: heart.owner)
         heart.crews = crews
+        stack.enter_context(send.collector_at_rest())
         beating = threading.Thread(target=heart.beat_on, name="heartbeat", daemon=True)
         beating.start()
         for crew in crews.values():
