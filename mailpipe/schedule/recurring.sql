@@ -15,7 +15,8 @@ FROM mailpipe.schedule WHERE deleted_at IS NULL ORDER BY schedule_id;
 
 -- name: awake
 SELECT schedule_id FROM mailpipe.schedule
-WHERE is_active AND wake_at <= coalesce(CAST(:now AS timestamptz), clock_timestamp()) ORDER BY wake_at LIMIT :most;
+WHERE is_active AND wake_at <= coalesce(CAST(:now AS timestamptz), clock_timestamp())
+ORDER BY wake_at, schedule_id LIMIT :most;
 
 -- name: next_wake
 SELECT key, wake_at FROM mailpipe.schedule WHERE is_active AND wake_at IS NOT NULL ORDER BY wake_at LIMIT 1;

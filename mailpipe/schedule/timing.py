@@ -120,6 +120,7 @@ def stage(
     ranks = [(text, rank) for rank, group in enumerate(made.groups) for text in group.texts]
     connection.execute(QUERIES["rank"])
     connection.execute(QUERIES["ranks"], _columns(ranks, "texts", "ranks"))
+    connection.execute(QUERIES["known"])
     if made.refused:
         connection.execute(QUERIES.filled("refuse", staged=staged), _columns(made.refused.items(), "texts", "reasons"))
     return Timing(made, staged)

@@ -9,6 +9,10 @@ CREATE TEMPORARY TABLE due_rank (zone text NOT NULL, rank integer NOT NULL) ON C
 -- name: ranks
 INSERT INTO due_rank SELECT x.text, x.rank FROM unnest(CAST(:texts AS text[]), CAST(:ranks AS integer[])) AS x(text, rank);
 
+-- name: known
+-- Else the planner expects more zones than there are, and sorts a million texts to join them.
+ANALYZE due_rank;
+
 -- name: refuse
 INSERT INTO refused
 SELECT s.place, x.reason FROM {{staged}} s
