@@ -9,6 +9,9 @@ for every address in ASCII; an address with a Unicode domain has to pass through
 """
 
 import re
+from contextlib import suppress
+from email.errors import HeaderParseError
+from email.header import Header, decode_header, make_header
 from email.utils import formataddr
 from functools import lru_cache
 
@@ -92,22 +95,30 @@ def key(text: str) -> str:
 @lru_cache(maxsize=256)
 def mailbox(text: str) -> str:
     """A sender or reply-to field, `address` or `Name <address>`, as SES takes it: a name beyond ASCII becomes
-    an encoded word (RFC 2047). Raises AddressError.
+    encoded words of at most 75 characters (RFC 2047). Raises AddressError.
     """
     name, form = parts(text)
     if _control(name):
         raise AddressError("unusable_name", "the name before the address holds control characters")
-    return formataddr((name, form)) if name else form
+    if name.isascii():
+        return formataddr((name, form)) if name else form
+    return f"{Header(name, 'utf-8', maxlinelen=75).encode(linesep='')} <{form}>"
 
 
 def parts(text: str) -> tuple[str, str]:
-    """Name and `send_form` of `address` or `Name <address>`, the name as it reads and unchecked. Raises AddressError."""
+    """Name and `send_form` of `address` or `Name <address>`, the name as it reads, with encoded words decoded, and unchecked.
+    Raises AddressError.
+    """
     named = _named(text.strip(TRIMMED))
     if named is None:
         return "", send_form(text)
     name = named[1].strip(TRIMMED)
     if len(name) > 1 and name.startswith('"') and name.endswith('"'):
         name = _quoted_pair.sub(r"\1", name[1:-1])
+    if "=?" in name:
+        # What is not encoded as it seems to be stays as it is.
+        with suppress(LookupError, ValueError, HeaderParseError):
+            name = str(make_header(decode_header(name)))
     return name, send_form(named[2])
 
 

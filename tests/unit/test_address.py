@@ -7,7 +7,7 @@ from email_validator import EmailNotValidError, validate_email
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mailpipe.address import TRIMMED, AddressError, key, mailbox, send_form
+from mailpipe.address import TRIMMED, AddressError, key, mailbox, parts, send_form
 
 LABELS = st.text("abZ09-_é", min_size=1, max_size=8) | st.sampled_from(
     [
@@ -163,7 +163,26 @@ def test_a_sender_may_have_a_name_in_any_language(text: str, field: str) -> None
     assert mailbox(field) == field
 
 
-@pytest.mark.parametrize("text", ["Shop\r\nBcc: x <news@example.com>", "Shop <news>", "Shop", "a <b <c@example.com>>"])
+@pytest.mark.parametrize("name", ["\u00fc" * 30, "\u5c71\u7530\u592a\u90ce" * 12, "\U0001f389" * 20])
+def test_a_long_name_becomes_words_that_everybody_can_read(name: str) -> None:
+    field = mailbox(f"{name} <news@example.com>")
+    words = field.removesuffix(" <news@example.com>").split(" ")
+    assert len(words) > 1
+    assert all(word.startswith("=?utf-8?") and len(word) <= 75 for word in words)
+    assert parts(field) == (name, "news@example.com")
+    assert mailbox(field) == field
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Shop\r\nBcc: x <news@example.com>",
+        "=?utf-8?q?Shop=0D=0ABcc=3A?= <news@example.com>",
+        "Shop <news>",
+        "Shop",
+        "a <b <c@example.com>>",
+    ],
+)
 def test_a_sender_that_would_forge_a_header_is_refused(text: str) -> None:
     with pytest.raises(AddressError):
         mailbox(text)

@@ -28,7 +28,7 @@ NAMES = [
     "Party \N{PARTY POPPER} time",
     "O'Neil (sales); @home",
     "back\\slash",
-    "=?utf-8?q?fake?=",
+    "=?no encoded word?=",
     "山田太郎" * 10,
     "a" * 64,
     "two  spaces",
