@@ -23,7 +23,7 @@ from mailpipe import adapters, address, segment, template
 from mailpipe.db import Connection, queries
 from mailpipe.errors import CampaignError
 from mailpipe.lines import Canary, Lines
-from mailpipe.schedule.when import Duration, When
+from mailpipe.schedule.when import Duration, Moment, When
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
 
@@ -47,7 +47,7 @@ class Spec(When):
         pydantic.Field(description="Values for the segment's parameters; the rest take their defaults"),
     ] = {}  # noqa: RUF012 - pydantic copies it
     as_of: Annotated[
-        datetime | None,
+        Moment | None,
         pydantic.Field(description="The instant that the segment sees as now; empty: when frozen"),
     ] = None
     template: Annotated[str, pydantic.Field(min_length=1, description="The template folder")]

@@ -228,8 +228,12 @@ def test_what_is_no_json_or_unknown_is_refused(api: Web) -> None:
         assert ask(api, "GET", f"/schedules/{wrong}", status=404)["field"] == "id"
 
 
-WORDS = ["0 9 * * 1", "UTC", "2027-01-01T09:00Z", "everybody"]
-NAMES = ["key", "campaign", "segment", "template", "sender", "parameters", "due_at", "grace", "quiet_hours"]
+WORDS = [
+    "0 9 * * 1", "UTC", "2027-01-01T09:00Z", "everybody", "hello", "good", "recipient", "1h", "9" * 400, "x" * 5_000, "\ud800",
+    "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "../hello", "a\r\nBcc: b", "Shop <a@example.com>",
+]  # fmt: skip
+NAMES = ["key", "campaign", "segment", "template", "sender", "parameters", "as_of", "grace", "quiet_hours", "expires_after",
+         "starts_at", "snapshot_lead", "default_timezone", "rate"]  # fmt: skip
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers(-10, 10**12) | st.text(max_size=12) | st.sampled_from(WORDS),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=6),
@@ -238,8 +242,17 @@ ANYTHING = st.recursive(
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(st.sampled_from(["time", "cron", "timezone", "data", "more"]), ANYTHING, max_size=5))
-def test_no_body_makes_a_fault(api: Web, body: dict[str, Any]) -> None:
+@given(
+    st.dictionaries(st.sampled_from(["time", "cron", "timezone", "data", "more"]), ANYTHING, max_size=5),
+    st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=4),
+    st.sampled_from(["none", "once", "recurring"]),
+)
+def test_no_body_makes_a_fault(api: Web, body: dict[str, Any], fields: dict[str, Any], good: str) -> None:
+    if good == "once":
+        body = {"time": "2027-01-01T09:00Z", "data": {"key": "good", **CAMPAIGN, **fields}}
+    if good == "recurring":
+        body = recurring_one("good")
+        body["data"]["campaign"] = {**CAMPAIGN, **fields}
     answer = api.api("POST", "/schedules", body, **{"Content-Type": "application/json"})
     assert answer.status in (201, 400, 422), answer.data
 
