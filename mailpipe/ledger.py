@@ -26,6 +26,7 @@ MAX_TRIES = 5
 """A person whom SES refuses this often with TRANSIENT_FAILURE ends as `failed`."""
 
 _message_id = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}-000000").fullmatch
+_NOT_MADE = Result(Kind.AGAIN, "not_made")
 _LETTERS = {Kind.SENT: "s", Kind.FAILED: "f", Kind.RETRY: "r", Kind.AGAIN: "a", Kind.UNKNOWN: "u"}
 
 
@@ -67,8 +68,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A call that the ledger holds as opened: `no` counts the chunk's requests, `seqs` are the people to mail, `attempts` the
-    number of the attempt for those whom somebody has ordered to mail again."""
+    """A call that the ledger holds as opened: `no` counts the chunk's requests (0: not known), `seqs` are the people to mail,
+    `attempts` the number of the attempt for those whom somebody has ordered to mail again."""
 
     no: int
     seqs: tuple[int, ...]
@@ -252,8 +253,16 @@ def record(connection: Connection, held: Lease, answered: Answered) -> bool:
 
 
 def retract(connection: Connection, held: Lease, opened: Opened) -> None:
-    """Take back a call that was opened and certainly not made: its people are pending again."""
-    connection.execute(QUERIES["retract"], {**held.key, "asked": held.mask(opened.seqs)})
+    """Take back a call that was opened and certainly not made: its people are pending again, as if SES had refused them all for
+    the moment. That wins over `unknown` like any answer, and the call's row sees to it that it does so once.
+
+    Without a number (its commit is in doubt) it is taken back only while the holder has the chunk: what cannot be told from the
+    call of another holder stays `unknown`.
+    """
+    if opened.no:
+        record(connection, held, Answered(opened, Answer((_NOT_MADE,) * len(opened.seqs))))
+    else:
+        connection.execute(QUERIES["retract"], {**held.key, "asked": held.mask(opened.seqs)})
 
 
 def refuse(connection: Connection, held: Lease, unfit: Sequence[Unfit]) -> None:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.crash.conftest import PEOPLE
-from tests.crash.harness import CALL, THREADS, Crash
+from tests.crash.harness import CALL, THREADS, Crash, Sender
 from tests.crash.program import Fault
 from tests.support import wait_for
 
@@ -75,42 +75,57 @@ def test_killed_while_the_provider_works_on_its_calls(crash: Crash, accepted: bo
     assert states.get("unknown", 0) == (0 if accepted else THREADS * CALL)
 
 
-STALLS = {
-    Fault("take", "after", "stop", nth=NTH): 0,
-    Fault("open", "after", "stop", nth=NTH): 0,
-    Fault("leave", "after", "stop", nth=NTH): CALL,
-    Fault("call", "after", "stop", nth=NTH): 0,
-    Fault("record", "before", "stop", nth=NTH): 0,
-}
-"""How many mails may still leave when a stalled sender wakes: only what had left it already, as far as it can tell."""
+STALLS = [
+    Fault("take", "after", "stop", nth=NTH),
+    Fault("leave", "after", "stop", nth=NTH),
+    Fault("call", "after", "stop", nth=NTH),
+    Fault("record", "before", "stop", nth=NTH),
+]
+
+
+def stalled(crash: Crash, key: str, fault: Fault) -> Sender:
+    """A sender that stands still until its lease is over and another one has sent the rest. Its call's people are unknown."""
+    sender = crash.start(key, fault, threads=1)
+    sender.wait_stopped()
+    crash.sweep(key)
+    crash.send(key)
+    crash.world.keep_promises(key)
+    assert len(crash.of_state(key, "unknown")) == CALL
+    return sender
 
 
 @pytest.mark.parametrize("fault", STALLS, ids=_name)
 def test_stalled_for_longer_than_its_lease_a_sender_sends_nothing_more_when_it_wakes(
     crash: Crash, fault: Fault
 ) -> None:
-    """Another run has sent the rest meanwhile. An answer that the stalled one has wins over `unknown`; else it writes nothing.
-
-    After `take` it has the answer of its call before, which would have been written together with the next opening.
+    """Its answer wins over `unknown`; else it writes nothing. What may still leave is what has left it already, as far as it can
+    tell. After `take` it has the answer of its call before, which would have been written together with the next opening.
     """
     key = crash.world.ready()
-    sender = crash.start(key, fault, threads=1)
-    sender.wait_stopped()
-    crash.sweep(key)
-    crash.send(key)
-    crash.world.keep_promises(key)
-    accepted, states = crash.accepted(key), crash.world.states(key)
-    unknown = crash.of_state(key, "unknown")
-    assert len(unknown) == CALL
+    sender = stalled(crash, key, fault)
+    accepted, states, unknown = crash.accepted(key), crash.world.states(key), crash.of_state(key, "unknown")
     sender.signal(signal.SIGCONT)
     sender.wait_done()
     crash.world.keep_promises(key)
     later = crash.accepted(key) - accepted
-    assert later.total() == STALLS[fault]
+    assert later.total() == (CALL if fault.step == "leave" else 0)
     assert later.keys() <= unknown
-    told = {} if fault.step == "open" else dict.fromkeys(unknown, ("sent", None))
-    assert crash.world.states(key) == states | told
+    assert crash.world.states(key) == states | dict.fromkeys(unknown, ("sent", None))
     crash.settle(key)
+
+
+def test_whoever_was_to_leave_after_the_lease_is_not_sent_by_the_stalled_sender_and_not_lost(crash: Crash) -> None:
+    """It has missed its slot and knows that nothing has left: that wins over `unknown` too, and the next run mails them."""
+    key = crash.world.ready()
+    sender = stalled(crash, key, Fault("open", "after", "stop", nth=NTH))
+    accepted, unknown = crash.accepted(key), crash.of_state(key, "unknown")
+    sender.signal(signal.SIGCONT)
+    sender.wait_done()
+    assert crash.accepted(key) == accepted, "something has left after the lease"
+    assert crash.world.keep_promises(key) == {"sent": PEOPLE - CALL, "pending": CALL}
+    assert crash.of_state(key, "pending") == unknown
+    crash.send(key)
+    assert crash.settle(key) == {"sent": PEOPLE}
 
 
 def test_stalled_in_the_middle_of_a_late_answer_a_sender_loses_its_chunk_all_the_same(crash: Crash) -> None:

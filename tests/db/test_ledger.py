@@ -6,10 +6,12 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import hypothesis
+import psycopg
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -641,6 +643,62 @@ class TestRetractRefuseRelease:
         ledger.retract(table.connection, held, opened)
         assert table.row() == "---"
         assert table.call(held, 1, 2).no == 2
+        assert table.calls() == [(1, "110", 0, "aa")]
+
+    @pytest.mark.parametrize("in_other_hands", [False, True])
+    def test_after_the_lease_it_frees_them_too_for_nobody_else_knows_better(
+        self, make: Any, in_other_hands: bool
+    ) -> None:
+        table: Table = make(3)
+        slow = table.hold("slow")
+        opened = table.call(slow, 1, 2)
+        table.expire()
+        assert table.row() == "uu-"
+        if in_other_hands:
+            table.hold("quick")
+        ledger.retract(table.connection, slow, opened)
+        assert table.row() == "---"
+        assert table.chunk()["owner"] == ("quick" if in_other_hands else None)
+
+    @pytest.mark.parametrize("late", [False, True])
+    def test_a_second_time_it_frees_nobody_of_another_call(self, make: Any, late: bool) -> None:
+        """The answer of the first time was lost on its way, so it is done again."""
+        table: Table = make(2)
+        slow = table.hold("slow")
+        opened = table.call(slow)
+        if late:
+            table.expire()
+        ledger.retract(table.connection, slow, opened)
+        assert table.row() == "--"
+        table.expire()
+        table.call(table.hold("second"))
+        table.expire()
+        ledger.retract(table.connection, slow, opened)
+        assert table.row() == "uu"
+
+    def test_nobody_is_freed_whom_an_event_or_an_order_has_settled(self, make: Any) -> None:
+        table: Table = make(3)
+        slow = table.hold("slow")
+        opened = table.call(slow)
+        table.expire()
+        ledger.settle_unknown(table.connection, table.campaign_id, 0, [(1, "failed", "reject", 1)])
+        with table.connection.transaction():
+            campaign.lock(table.connection, table.key)
+            ledger.send_again(table.connection, table.campaign_id, [2])
+        table.call(table.hold("second"), 2)
+        table.expire()
+        ledger.retract(table.connection, slow, opened)
+        assert table.row() == "fu-"
+
+    def test_in_doubt_it_frees_people_only_while_its_holder_has_the_chunk(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold("slow")
+        ledger.retract(table.connection, held, replace(table.call(held), no=0))
+        assert table.row() == "--"
+        opened = table.call(held)
+        table.expire()
+        ledger.retract(table.connection, held, replace(opened, no=0))
+        assert table.row() == "uu"
         assert table.calls() == []
 
     def test_people_refused_before_the_call_are_final(self, make: Any) -> None:
@@ -759,12 +817,13 @@ class TestMessageIds:
 
 @dataclass
 class Open:
-    """A call that a worker has opened. `said` is what the provider answered, once it was asked."""
+    """A call that a worker has opened. `said` is what the provider answered, once it was asked; `missed`: it never will be."""
 
     held: Lease
     opened: Opened
     tries: dict[int, int]
     said: Answer | None = None
+    missed: bool = False
 
 
 @dataclass
@@ -783,7 +842,8 @@ class Machine(RuleBasedStateMachine):
     """Two workers and a sweeper do everything that the ledger lets them do, in any order, and the provider keeps count.
 
     The provider (`accepted`) accepts whom it answers SENT, and some of those whose answer is lost or says UNKNOWN. Dead workers'
-    answers are kept and may be written at any later time, more than once. Somebody may order `unknown` people to be mailed
+    answers are kept and may be written at any later time, more than once; so is it with calls that were never made, which are
+    taken back. Somebody may order `unknown` people to be mailed
     again (`ordered`): each attempt may be accepted once.
     """
 
@@ -829,7 +889,10 @@ class Machine(RuleBasedStateMachine):
 
     def ask_the_provider(self, who: int, data: st.DataObject) -> None:
         call = self.workers[who].open
-        if call is None or call.said is not None:
+        if call is None or call.said is not None or call.missed:
+            return
+        if data.draw(st.integers(0, 3)) == 0:
+            call.missed = True
             return
         number = len(call.opened.seqs)
         kinds = data.draw(
@@ -850,28 +913,43 @@ class Machine(RuleBasedStateMachine):
                 self.lease(who)
             elif worker.open is None:
                 self.open_call(who, number)
-            elif worker.open.said is None:
+            elif worker.open.said is None and not worker.open.missed:
                 self.ask_the_provider(who, data)
             else:
                 self.write_the_answer(who, twice=data.draw(st.booleans()))
 
     def write_the_answer(self, who: int, twice: bool) -> None:
         worker = self.workers[who]
-        if worker.open is None or worker.open.said is None:
+        if worker.open is None or (worker.open.said is None and not worker.open.missed):
             return
         for _ in range(1 + twice):
-            if not self.table.record(worker.open.held, worker.open.opened, worker.open.said, worker.open.tries):
+            if not self.write(worker.open):
                 worker.held = None
         if twice:
             self.ghosts.append(worker.open)
         worker.open = None
 
+    def write(self, call: Open) -> bool:
+        """Write an answer, or take back a call that was never made. Answers whether the worker may go on with its chunk."""
+        if call.said is not None:
+            return self.table.record(call.held, call.opened, call.said, call.tries)
+        ledger.retract(self.table.connection, call.held, call.opened)
+        return True
+
+    def write_late(self, ghost: Open) -> None:
+        """A statement whose connection is gone may come to the server when the same worker has opened the same people again: the
+        number of its call is taken then, and it fails."""
+        with suppress(psycopg.errors.UniqueViolation):
+            self.write(ghost)
+
     @rule(who=st.integers(0, 1))
-    def take_the_call_back(self, who: int) -> None:
+    def take_back_a_call_in_doubt(self, who: int) -> None:
+        """Its worker gives the chunk away after that."""
         worker = self.workers[who]
         if worker.open is not None and worker.open.said is None:
-            ledger.retract(self.table.connection, worker.open.held, worker.open.opened)
+            ledger.retract(self.table.connection, worker.open.held, replace(worker.open.opened, no=0))
             worker.open = None
+            self.give_back(who)
 
     @rule(who=st.integers(0, 1))
     def give_back(self, who: int) -> None:
@@ -892,7 +970,7 @@ class Machine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1))
     def die(self, who: int) -> None:
         worker = self.workers[who]
-        if worker.open is not None and worker.open.said is not None:
+        if worker.open is not None and (worker.open.said is not None or worker.open.missed):
             self.ghosts.append(worker.open)
         worker.held = worker.open = None
 
@@ -903,9 +981,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.ghosts)
     @rule(data=st.data())
     def write_an_answer_late(self, data: st.DataObject) -> None:
-        ghost = data.draw(st.sampled_from(self.ghosts))
-        assert ghost.said is not None
-        self.table.record(ghost.held, ghost.opened, ghost.said, ghost.tries)
+        self.write_late(data.draw(st.sampled_from(self.ghosts)))
 
     @precondition(lambda self: self.ghosts)
     @rule(data=st.data(), who=st.integers(0, 1), number=st.integers(1, 8), again=st.booleans())
@@ -914,17 +990,16 @@ class Machine(RuleBasedStateMachine):
     ) -> None:
         """Those who are freed by it are opened once more, by a worker who dies; then the same answer comes a second time."""
         ghost = self.ghosts[-1]
-        assert ghost.said is not None
         self.sweep()
         if again:
             self.decide_about_unknown_people(data, again=True)
         else:
-            self.table.record(ghost.held, ghost.opened, ghost.said, ghost.tries)
+            self.write_late(ghost)
         self.die(who)
         self.work(who, 3, number, data)
         self.die(who)
         self.sweep()
-        self.table.record(ghost.held, ghost.opened, ghost.said, ghost.tries)
+        self.write_late(ghost)
 
     @rule(who=st.integers(0, 1), data=st.data())
     def pause_for_a_while(self, who: int, data: st.DataObject) -> None:
