@@ -26,6 +26,7 @@ from mailpipe.adapters import MOST
 from mailpipe.adapters import connect as adapters
 from mailpipe.adapters.protocol import Adapter
 from mailpipe.db import Connection, Database
+from mailpipe.db.steps import Steps
 from mailpipe.errors import CampaignError, DatabaseUnavailable, ServiceError
 from mailpipe.ledger import SliceCounts
 from mailpipe.links import Signer
@@ -42,6 +43,8 @@ BEATS = 4
 """Renewals within one lease: three may be missed before another worker takes the chunk."""
 ACCOUNT_EVERY = 60.0
 """Seconds between two reads of the account's limits (GetAccount allows one a second)."""
+BEGIN_PATIENCE = 30.0
+"""Seconds that a run waits for its database at the beginning. Later it waits until it is told to stop: it has work in its hands."""
 _IDLE = 0.25
 _GARBAGE = (50_000, 20, 20)
 """When the collector looks for cycles: a call leaves none behind, and looking after every 700 objects took a tenth of the time."""
@@ -100,61 +103,48 @@ def run(
         CampaignError: there is no such campaign, no such slices, a plan that cannot be met, or a missed due time.
         RestoredDatabase: the database is not what this machine has sent with; nothing is changed.
         ServiceError: SES's account limits cannot be read.
+        DatabaseUnavailable: the database was away for BEGIN_PATIENCE at the beginning, or when the run was told to stop.
     """
     if not 0 <= slices[0] <= slices[1] <= 99:
         raise CampaignError(f"slices {slices[0]}..{slices[1]}: expected a range within 0..99")
-    stop = stop or threading.Event()
+    asked = stop or threading.Event()
     started = time.monotonic()
     tick = on_tick or (lambda _: None)
-    with database.connection() as connection:
-        guard = None
-        found = campaign.get(connection, key)
-        adapter = _other_way(config, ses, found)
-        if found.state in ("approved", "sending"):
-            guard = identity.admit(connection, config, account(ses, found))
-            found = _started(
-                connection, config, ses, found, slices, horizon, actor=actor, accept_plan=accept_plan, late=late
-            )
-        reporter = _Slices(found.campaign_id, slices, on_slice)
-        if guard is None or found.state != "sending":
-            reporter.report(connection)
-            return Outcome(End.COMPLETE if found.state == "done" else End.NOT_SENDING, _refusal(found))
-        read_account(connection, config, account(ses, found))
-        shared = pace.Pace(found.spec.lane, found.campaign_id, apart=MOST.get(found.spec.adapter))
-        threads = config.threads or plan.threads(shared.limits(connection))
+    steps = Steps(database, asked)
+
+    def begin(connection: Connection) -> tuple[campaign.Campaign, Adapter | None, identity.Guard | None]:
+        return _begin(connection, config, ses, key, slices, horizon, actor=actor, accept_plan=accept_plan, late=late)
+
+    found, adapter, guard = steps.run(begin, seconds=BEGIN_PATIENCE)
+    reporter = _Slices(found.campaign_id, slices, on_slice)
+    if guard is None or found.state != "sending":
+        steps.run(reporter.report)
+        return Outcome(End.COMPLETE if found.state == "done" else End.NOT_SENDING, _refusal(found))
+    shared = pace.Pace(found.spec.lane, found.campaign_id, apart=MOST.get(found.spec.adapter))
     job = Job(
         campaign=found,
         letters=Letters(Signer(settings.unsubscribe_keys(config), config.public_url, config.unsubscribe_mailto), found),
         database=database,
+        steps=steps,
         ses=ses,
         pace=shared,
         configuration_set=config.configuration_set,
         adapter=adapter,
         lease=config.lease,
-        stop=stop,
+        stop=threading.Event(),
         single=config.ses_operation == "single",
         opening=ledger.opening(found.campaign_id, found.spec.topic, consent=config.consent),
     )
-    crew = _Crew(job, slices, horizon, threads)
-    with collector_at_rest():
-        crew.start()
-        try:
-            while crew.working:
-                crew.wait(1.0)
-                try:
-                    with database.connection() as connection:
-                        crew.look(connection, config)
-                        guard.advance(connection)
-                        reporter.report(connection)
-                        tick(connection)
-                except (psycopg.OperationalError, DatabaseUnavailable) as error:
-                    # The threads wait for the database too; the next look is in a second.
-                    LOG.warning("database not available, waiting: %s", type(error).__name__)
-        finally:
-            interrupted = stop.is_set() and crew.halt is None
-            stop.set()
-            crew.join()
-    with database.connection() as connection:
+    threads = config.threads or steps.run(lambda connection: plan.threads(shared.limits(connection)))
+    crew = _Crew(job, slices, horizon, threads, asked)
+
+    def look(connection: Connection) -> None:
+        crew.look(connection, config)
+        guard.advance(connection)
+        reporter.report(connection)
+        tick(connection)
+
+    def finish(connection: Connection) -> None:
         guard.advance(connection)
         if crew.halt is not None:
             campaign.halt(connection, key, reason=crew.halt)
@@ -163,30 +153,52 @@ def run(
         campaign.finish(connection, found.campaign_id)
         reporter.report(connection)
         tick(connection)
-        # Only now: what was completed before the fault has been told.
-        crew.check()
-        end, text = _ending(connection, key, slices, interrupted=interrupted)
+
+    with collector_at_rest():
+        crew.start()
+        try:
+            crew.attend(look)
+        except BaseException:
+            asked.set()
+            raise
+        finally:
+            interrupted = asked.is_set() and crew.halt is None
+            job.stop.set()
+            crew.join()
+    try:
+        steps.run(finish)
+    except DatabaseUnavailable as error:
+        raise DatabaseUnavailable(f"{error}. {crew.loss}") from error
+    # Only now: what was completed before the fault has been told.
+    crew.check()
+    end, text = steps.run(lambda connection: _ending(connection, key, slices, interrupted=interrupted))
     return Outcome(end, text, crew.calls, crew.accepted, time.monotonic() - started)
 
 
-def _started(
+def _begin(
     connection: Connection,
     config: Settings,
     ses: Ses,
-    found: campaign.Campaign,
+    key: str,
     slices: tuple[int, int],
     horizon: float,
     *,
     actor: str,
     accept_plan: bool,
     late: bool,
-) -> campaign.Campaign:
+) -> tuple[campaign.Campaign, Adapter | None, identity.Guard | None]:
+    """The campaign, started if it was only approved, its way out, and the right to send it; None if nothing of it may be sent."""
+    found = campaign.get(connection, key)
+    adapter = _other_way(config, ses, found)
+    if found.state not in ("approved", "sending"):
+        return found, adapter, None
+    guard = identity.admit(connection, config, account(ses, found))
+    read_account(connection, config, account(ses, found))
     if found.state == "approved":
-        read_account(connection, config, account(ses, found))
-        plan.check(connection, found.key, accept=accept_plan)
-        found = campaign.start(connection, found.key, actor=actor, late=late, grace=config.misfire_grace)
+        plan.check(connection, key, accept=accept_plan)
+        found = campaign.start(connection, key, actor=actor, late=late, grace=config.misfire_grace)
     launch.begun(connection, found.campaign_id, slices, horizon)
-    return found
+    return found, adapter, guard
 
 
 def _other_way(config: Settings, ses: Ses, found: campaign.Campaign) -> Adapter | None:
@@ -259,8 +271,9 @@ class _Slices:
 class _Crew:
     """The sender threads of a run."""
 
-    def __init__(self, job: Job, slices: tuple[int, int], horizon: float, threads: int) -> None:
+    def __init__(self, job: Job, slices: tuple[int, int], horizon: float, threads: int, asked: threading.Event) -> None:
         self._job = job
+        self._asked = asked
         self._slices = slices
         self._horizon = horizon
         self._low = 0
@@ -276,9 +289,12 @@ class _Crew:
             for number, worker in enumerate(self._workers)
         ]
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._ear = threading.Thread(target=self._listen, name="stop", daemon=True)
 
     def start(self) -> None:
-        for thread in (*self._threads, self._heart):
+        if self._asked.is_set():
+            self._job.stop.set()
+        for thread in (*self._threads, self._heart, self._ear):
             thread.start()
 
     @property
@@ -301,6 +317,14 @@ class _Crew:
     def halt(self) -> str | None:
         return next((tally.halt for tally in self._tallies if tally.halt), None)
 
+    @property
+    def loss(self) -> str:
+        """What becomes of answers that the database did not take."""
+        people = sum(tally.unwritten for tally in self._tallies)
+        if not people:
+            return "Every answer of SES is written; launch again to go on"
+        return f"The answers for {people} people could not be written: they become unknown, and events of SES settle them later"
+
     def wait(self, seconds: float) -> None:
         """Wait for the end of a thread, `seconds` at the most, in steps that an interrupt can break."""
         until = time.monotonic() + seconds
@@ -309,6 +333,17 @@ class _Crew:
                 thread.join(0.05)
             if time.monotonic() >= until:
                 return
+
+    def attend(self, look: Callable[[Connection], None]) -> None:
+        """Look about once a second until every thread has ended."""
+        while self.working:
+            self.wait(1.0)
+            try:
+                with self._job.database.connection() as connection:
+                    look(connection)
+            except (psycopg.OperationalError, DatabaseUnavailable) as error:
+                # The threads wait for the database too; the next look is in a second.
+                LOG.warning("database not available, waiting: %s", type(error).__name__)
 
     def look(self, connection: Connection, config: Settings) -> None:
         """The upkeep of a running crew, about once a second."""
@@ -348,6 +383,13 @@ class _Crew:
             self._job.stop.set()
         finally:
             worker.kept.give_back()
+
+    def _listen(self) -> None:
+        """Pass on that the run was asked to stop. Its own reasons to end are not the caller's: then a database is waited for."""
+        while self.working:
+            if self._asked.wait(0.05):
+                self._job.stop.set()
+                return
 
     def _beat(self) -> None:
         """Renew the leases of this crew while one of its threads lives: a slow call does not cost its chunk, and the chunks of

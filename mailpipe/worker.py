@@ -2,7 +2,7 @@
 
 - The wait for the pace comes before anything is opened, so a long wait ages nothing.
 - A call is opened by a synchronous commit; only then may the request leave, and only within its slot.
-- An answer is recorded however long that takes; it is never dropped while the process lives.
+- An answer is recorded however long that takes, unless the process is told to stop while the database is away (`db.steps`).
 - Only operational errors of the database are tried again, and only where a second time can do no harm.
 
 Which chunks, how many threads and when to stop is decided in `send`.
@@ -25,6 +25,7 @@ from mailpipe.adapters import entry as adapter_entry
 from mailpipe.adapters.protocol import Adapter
 from mailpipe.campaign import Campaign, published_template
 from mailpipe.db import Connection, Database, Kept
+from mailpipe.db.steps import Steps
 from mailpipe.errors import DatabaseUnavailable
 from mailpipe.ledger import Answered, Lease, Opened, Opening, Unfit
 from mailpipe.links import Signer
@@ -102,6 +103,7 @@ class Job:
     campaign: Campaign
     letters: Letters
     database: Database
+    steps: Steps
     ses: Ses
     pace: pace.Pace
     configuration_set: str
@@ -117,10 +119,12 @@ class Job:
 
 @dataclass
 class Tally:
-    """What one thread did. `halt` is why the provider wants the campaign to stop."""
+    """What one thread did. `halt` is why the provider wants the campaign to stop; `unwritten` are people whose answer the database
+    never took."""
 
     calls: int = 0
     accepted: int = 0
+    unwritten: int = 0
     halt: str | None = None
 
 
@@ -165,7 +169,12 @@ class Worker:
         """Work a leased chunk until nobody in it is left, the campaign stops, or the lease is lost."""
         self.held = held
         try:
-            self._work(self._prepare(held))
+            chunk = self._prepare(held)
+            try:
+                self._work(chunk)
+            finally:
+                if chunk.answered is not None:
+                    self.tally.unwritten += len(chunk.answered.opened.seqs)
         finally:
             self.held = None
             self.kept.give_back()
@@ -363,10 +372,12 @@ class Worker:
 
         Answers whether the chunk still belongs to this worker.
         """
-        answered, chunk.answered = chunk.answered, None
+        answered = chunk.answered
         if answered is None:
             return True
-        return self._safely(lambda connection: self._write(connection, chunk.held, answered))
+        holding = self._safely(lambda connection: self._write(connection, chunk.held, answered))
+        chunk.answered = None
+        return holding
 
     def _write(self, connection: Connection, held: Lease, answered: Answered) -> bool:
         return ledger.record(connection, held, answered)
@@ -382,10 +393,4 @@ class Worker:
 
     def _safely(self, step: Callable[[Connection], T]) -> T:
         """Run a step that may be repeated; a lost database is waited for."""
-        while True:
-            try:
-                with self.kept.use() as connection:
-                    return step(connection)
-            except (psycopg.OperationalError, DatabaseUnavailable) as error:
-                LOG.warning("database not available, waiting: %s", type(error).__name__)
-                time.sleep(_RECONNECT)
+        return self.job.steps.run(step, use=self.kept.use)

@@ -29,6 +29,10 @@ STANDSTILL = 120.0
 one, or whose machine is gone without a word, would otherwise keep its locks, and a chunk from everybody, for hours."""
 
 
+# A server whose machine is gone without a word is noticed after 25 s; by default a statement would wait for its answer for hours.
+_KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 25_000}
+
+
 class Database:
     """A pool of connections to one PostgreSQL database; safe to share between threads.
 
@@ -55,7 +59,7 @@ class Database:
             max_overflow=0,
             pool_timeout=patience or 3600,
             pool_pre_ping=True,
-            connect_args={"application_name": "mailpipe", "connect_timeout": 10},
+            connect_args={"application_name": "mailpipe", "connect_timeout": 10, **_KEEPALIVE},
         )
         event.listen(self.engine, "connect", self._prepare)
 

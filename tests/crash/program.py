@@ -24,7 +24,7 @@ import psycopg
 from sqlalchemy.engine import make_url
 
 from mailpipe import campaign, event, ledger, pace, send, snapshot
-from mailpipe.db import STANDSTILL, Database
+from mailpipe.db import STANDSTILL, Database, steps
 from mailpipe.errors import DatabaseUnavailable
 from mailpipe.lane import LaneName
 from mailpipe.lanes import claims
@@ -39,7 +39,7 @@ When = Literal["before", "after"]
 Act = Literal["kill", "stop", "cut", "lose"]
 
 NO_DATABASE = 3
-"""Exit code of a run that had no database when it began or when it ended. In between it waits."""
+"""Exit code of a run that has waited in vain for its database, at its beginning or when it was told to stop."""
 
 STEPS: dict[str, tuple[Any, str]] = {
     "start": (campaign, "start"),
@@ -83,7 +83,7 @@ class Fault:
 @dataclass(frozen=True)
 class Task:
     """What a sender process is to do. `call_size` people are in each call; `horizon` as in `send.run`, `standstill` as in
-    `Database`."""
+    `Database`, `stop_patience` as in `mailpipe.db.steps`."""
 
     settings: Settings
     url: str
@@ -94,6 +94,7 @@ class Task:
     call_size: int = 10
     horizon: float = 0.0
     standstill: float = STANDSTILL
+    stop_patience: float = steps.STOP_PATIENCE
     snapshot: bool = False
     lanes: tuple[LaneName, ...] = ()
 
@@ -111,6 +112,7 @@ def main(task: Task) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     pace.rule.MAX_CALL = task.call_size
+    steps.STOP_PATIENCE = task.stop_patience
     if task.mutant is not None:
         (mutants.ALL | mutants.MESSAGES)[task.mutant]()
     _Striker(task).install()

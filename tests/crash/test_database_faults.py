@@ -17,7 +17,7 @@ from sqlalchemy.engine import URL
 
 from tests.crash.conftest import PEOPLE, mortal, staged
 from tests.crash.harness import CALL, THREADS, Crash
-from tests.crash.program import Fault
+from tests.crash.program import NO_DATABASE, Fault
 from tests.support import wait_for
 
 HORIZON = 60.0
@@ -72,6 +72,46 @@ def test_a_run_outlives_a_server_that_was_killed(crash: Crash) -> None:
         crash.server.start()
     sender.wait_done()
     assert crash.world.keep_promises(key) == {"sent": PEOPLE}
+
+
+def test_a_run_without_a_database_at_its_beginning_waits_for_it(crash: Crash) -> None:
+    key = crash.world.ready()
+    crash.server.kill()
+    sender = crash.start(key)
+    wait_for(lambda: "not available" in sender.said(), "the sender to notice")
+    crash.server.start()
+    sender.wait_done()
+    assert crash.world.keep_promises(key) == {"sent": PEOPLE}
+
+
+def test_a_run_without_a_database_at_its_end_waits_for_it(crash: Crash) -> None:
+    key = crash.world.ready()
+    sender = crash.start(key, Fault("settle", "before", "stop"))
+    sender.wait_stopped()
+    crash.server.kill()
+    sender.signal(signal.SIGCONT)
+    wait_for(lambda: "not available" in sender.said(), "the sender to notice")
+    crash.server.start()
+    sender.wait_done()
+    assert crash.world.campaign(key).state == "done"
+    assert crash.world.keep_promises(key) == {"sent": PEOPLE}
+
+
+def test_a_run_that_is_told_to_stop_without_a_database_ends_and_says_what_is_lost(crash: Crash) -> None:
+    """It holds answers that nobody takes. They are as unknown as if it had been killed, and events settle them."""
+    key = crash.world.ready()
+    crash.world.stand_in.add_faults({"kind": "pause", "accept": True})
+    sender = crash.start(key, stop_patience=1.0)
+    wait_for(lambda: len(crash.accepted(key)) == THREADS * CALL, "every thread to be in a call")
+    crash.server.kill()
+    crash.world.stand_in.clear_faults()
+    wait_for(lambda: sender.said().count("not available") >= THREADS, "every thread to notice")
+    sender.signal(signal.SIGTERM)
+    assert sender.wait() == NO_DATABASE
+    assert f"The answers for {THREADS * CALL} people could not be written" in sender.said()
+    crash.server.start()
+    assert crash.in_flight(key) == crash.accepted(key).keys()
+    assert crash.complete(key, crash.in_flight(key)) == {"sent": PEOPLE - 1, "skipped": 1}
 
 
 def test_server_and_sender_killed_at_the_same_moment(crash: Crash) -> None:
