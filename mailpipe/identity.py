@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ REASON = "database was restored"
 LAG = timedelta(minutes=1)
 """A marker that is further behind the database than this: another machine was the last to send. Processes of one machine share a
 marker, and are at most a second apart."""
+LOCK_PATIENCE = 10.0
+"""Seconds that a process waits for others of its machine that write their marker. Who holds the lock may stand still for ever."""
 
 _ADVICE = (
     'Nothing was sent, nothing was changed. `mailpipe db confirm-restore --as NAME --reason "..."` pauses every campaign'
@@ -62,7 +65,7 @@ class Guard:
 
         Raises:
             RestoredDatabase: another or an older database answers than a moment ago.
-            SettingsError: the file cannot be written.
+            SettingsError: the file cannot be written, or another process keeps it locked.
         """
         row = connection.execute(
             QUERIES["advance"], {"instance_id": self._instance_id, "known": self._known}
@@ -225,8 +228,20 @@ def _write(path: Path, instance_id: str, mark: datetime) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    until = time.monotonic() + LOCK_PATIENCE
     with path.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise SettingsError(
+                        f"{path}: another process has held this lock for {LOCK_PATIENCE:g} s, for which milliseconds are enough."
+                        " Find the process of mailpipe that stands still, and end it"
+                    ) from None
+                time.sleep(0.02)
+            else:
+                break
         yield
 
 

@@ -56,8 +56,8 @@ _BRIEF = 0.02
 _LONGEST_REST = 15.0
 """Seconds between two attempts to reach SES, growing from the first to the last; nobody's attempt is counted."""
 HOPELESS_CALLS = 5
-"""So many calls in a row without a usable answer, or refused as a whole down to single people, stop the campaign: the fault
-is not theirs, and each further call would only add to the `unknown` or the `failed`."""
+"""So many calls in a row without a usable answer, or so many refused as a whole down to single people, stop the campaign: the
+fault is not theirs, and each further call would only add to the `unknown` or the `failed`."""
 
 
 class Streak:
@@ -72,6 +72,33 @@ class Streak:
         with self._lock:
             self._length = self._length + 1 if hit else 0
             return self._length
+
+
+class Refusals:
+    """Judges over all threads of a run whether SES refuses single people for a fault of theirs, or everybody.
+
+    Bad people can stand side by side, so once somebody was accepted it takes those of two calls, with nobody accepted in between.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._accepted = False
+        self._people = 0
+        self._calls: set[tuple[int, int]] = set()
+
+    def accepted(self) -> None:
+        """SES has accepted somebody."""
+        with self._lock:
+            self._accepted = True
+            self._people = 0
+            self._calls.clear()
+
+    def alone(self, call: tuple[int, int]) -> bool:
+        """SES has refused a call of one person, which halving has left of this `call`. Answers whether it refuses everybody."""
+        with self._lock:
+            self._people += 1
+            self._calls.add(call)
+            return self._people >= HOPELESS_CALLS and (len(self._calls) > 1 or not self._accepted)
 
 
 class Letters:
@@ -114,7 +141,7 @@ class Job:
     stop: threading.Event
     opening: Opening
     unanswered: Streak = field(default_factory=Streak)
-    refused: Streak = field(default_factory=Streak)
+    refused: Refusals = field(default_factory=Refusals)
 
 
 @dataclass
@@ -135,14 +162,15 @@ class _Entry(NamedTuple):
 
 @dataclass
 class _Chunk:
-    """A leased chunk at work: batches still to be called, counted refusals by seq, an answer that is not written yet, and the
-    seconds for which the chunk is left alone afterwards."""
+    """A leased chunk at work: batches still to be called, counted refusals by seq, an answer that is not written yet, the seconds
+    for which the chunk is left alone afterwards, and for who is in a half of a refused call the first person of that call."""
 
     held: Lease
     todo: deque[list[_Entry]]
     tries: dict[int, int]
     answered: Answered | None = None
     delay: float = 0.0
+    origin: dict[int, int] = field(default_factory=dict)
 
     def next_batch(self, size: int) -> list[_Entry]:
         first = self.todo.popleft()
@@ -336,7 +364,7 @@ class Worker:
 
     def _consider(self, chunk: _Chunk, answer: Answer, chosen: Sequence[_Entry]) -> bool:
         """Who is tried again, and when: at once, in halves, or with the chunk's next lease. False: SES was not reached."""
-        self.tally.halt = answer.halt or self.tally.halt or self._hopeless(answer)
+        self.tally.halt = answer.halt or self.tally.halt or self._hopeless(chunk, answer, chosen)
         if answer.blocked is not None:
             reason = answer.blocked
             self._safely(lambda connection: self.job.pace.block(connection, reason))
@@ -347,6 +375,8 @@ class Worker:
                 chunk.delay = max(chunk.delay, RETRY_DELAY * 2 ** (chunk.tries[seq] - 1))
         again = [one for one, result in zip(chosen, answer.results, strict=True) if result.kind is Kind.AGAIN]
         if answer.split and len(again) > 1:
+            for one in again:
+                chunk.origin.setdefault(one.person.seq, again[0].person.seq)
             half = len(again) // 2
             chunk.todo.extendleft([again[half:], again[:half]])
             return True
@@ -357,14 +387,18 @@ class Worker:
             self._rest = _RECONNECT
         return reached
 
-    def _hopeless(self, answer: Answer) -> str | None:
+    def _hopeless(self, chunk: _Chunk, answer: Answer, chosen: Sequence[_Entry]) -> str | None:
         unanswered = all(result.kind is Kind.UNKNOWN for result in answer.results)
         if self.job.unanswered.add(hit=unanswered) >= HOPELESS_CALLS:
             return f"{HOPELESS_CALLS} calls in a row got no usable answer; look at the provider before resuming"
-        if not answer.split:
-            refused = len(answer.results) == 1 and answer.results[0].reason in SPLIT_REASONS
-            if self.job.refused.add(hit=refused) >= HOPELESS_CALLS:
-                return f"SES refuses every request as a whole ({answer.results[0].reason}: {answer.results[0].detail})"
+        first = answer.results[0]
+        if any(result.kind is Kind.SENT for result in answer.results):
+            self.job.refused.accepted()
+        elif len(answer.results) == 1 and first.reason in SPLIT_REASONS:
+            seq = chosen[0].person.seq
+            # Where every call has one person, neighbours stand for a call.
+            if self.job.refused.alone((chunk.held.chunk_no, chunk.origin.get(seq, seq - seq % pace.rule.MAX_CALL))):
+                return f"SES refuses every request as a whole ({first.reason}: {first.detail})"
         return None
 
     def _record(self, chunk: _Chunk) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import threading
 from datetime import UTC, datetime, timedelta
@@ -234,6 +235,24 @@ def test_without_a_place_for_the_marker_nothing_is_sent(world: World) -> None:
     with pytest.raises(SettingsError, match=r"instance\.json: cannot be"):
         world.send(key)
     assert world.journal(key) == []
+
+
+def test_a_process_that_stands_still_with_the_marker_in_its_hands_holds_up_nobody_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "LOCK_PATIENCE", 0.2)
+    world.people(60)
+    key = world.ready()
+    path = identity.marker_path(world.settings).with_suffix(".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(SettingsError, match=r"instance\.lock: another process has held this lock for 0\.2 s"):
+            world.send(key)
+        assert world.journal(key) == []
+        threading.Timer(0.1, fcntl.flock, (other, fcntl.LOCK_UN)).start()
+        monkeypatch.setattr(identity, "LOCK_PATIENCE", 10.0)
+        assert world.send(key).accepted == 60, "it is waited for"
 
 
 def test_markers_of_several_databases_stand_beside_each_other(world: World) -> None:

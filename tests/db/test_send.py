@@ -345,6 +345,23 @@ class TestWholeCalls:
         assert by_state["failed"] <= HOPELESS_CALLS + 4
         assert by_state["failed"] + by_state["pending"] == 400
 
+    def test_bad_people_side_by_side_stop_nobody_else(self, scene: World) -> None:
+        """All ten of the second call are refused down to the last of them, which takes 19 requests."""
+        scene.people(60)
+        key = scene.ready()
+        scene.stand_in.add_faults(
+            {
+                "kind": "http_status",
+                "status": 400,
+                "type": "BadRequestException",
+                "message": "no",
+                "after": 1,
+                "count": 19,
+            }
+        )
+        assert scene.with_threads(1).send(key).end is End.COMPLETE
+        assert scene.keep_promises(key) == {"sent": 50, "failed": 10}
+
     @pytest.mark.parametrize(
         "fault",
         [
