@@ -432,6 +432,7 @@ class _Crew:
         with self._looking:
             if time.monotonic() - self._looked_at > _IDLE:
                 self._due = worker._safely(self._next_due)
+                worker.kept.give_back()
                 self._looked_at = time.monotonic()
             due = self._due
         if due is None or due > self._horizon:

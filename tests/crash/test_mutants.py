@@ -38,9 +38,9 @@ def dies_in_a_call(crash: Crash, key: str, mutant: str | None) -> None:
 
 
 def wakes_to_take_a_call_back(crash: Crash, key: str, mutant: str | None) -> None:
-    """A sender loses its connection while it opens a call, and stalls before it takes that back. Meanwhile another one has leased
+    """A sender loses its connection when it opens a call, and stalls before it takes that back. Meanwhile another one has leased
     the chunk and opened the same people's call; the taking back must not touch that."""
-    faults = Fault("opening", "after", "lose"), Fault("retract", "before", "stop")
+    faults = Fault("opening", "before", "cut"), Fault("retract", "before", "stop")
     first = crash.start(key, *faults, mutant=mutant, threads=1)
     first.wait_stopped()
     # It works all other chunks before that of the first comes back.

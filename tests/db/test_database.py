@@ -51,7 +51,7 @@ def test_a_run_without_a_database_ends_after_a_while_and_says_so(world: World, m
 def test_more_threads_than_connections_wait_for_each_other(scene: World, caplog: pytest.LogCaptureFixture) -> None:
     scene.people(1_000)
     key = scene.ready(chunk_size=100)
-    narrow = Database(scene.database.url, pool_size=1, allow_unsafe_durability=True)
+    narrow = Database(scene.database.url, pool_size=2, allow_unsafe_durability=True)
     outcome = replace(scene.with_threads(8), database=narrow).send(key)
     narrow.close()
     assert outcome.end is End.COMPLETE
