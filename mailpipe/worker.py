@@ -13,14 +13,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 
-from mailpipe import ledger, message, pace
+from mailpipe import ledger, message, pace, provider
 from mailpipe.adapters import entry as adapter_entry
 from mailpipe.adapters.protocol import Adapter
 from mailpipe.campaign import Campaign, published_template
@@ -293,10 +293,30 @@ class Worker:
 
     def _take(self, chunk: _Chunk, patience: float) -> pace.Slot | pace.Refusal:
         lead = 2 * self._open_seconds + _LEAST_LEAD
-        recipients = len(chunk.todo[0])
-        return self._safely(
-            lambda connection: self.job.pace.take(connection, patience=patience, lead=lead, recipients=recipients)
-        )
+
+        def take(connection: Connection) -> pace.Slot | pace.Refusal:
+            recipients, families = self._arrange(connection, chunk)
+            return self.job.pace.take(
+                connection, patience=patience, lead=lead, recipients=recipients, families=families
+            )
+
+        return self._safely(take)
+
+    def _arrange(self, connection: Connection, chunk: _Chunk) -> tuple[int, Mapping[str, int]]:
+        """Bring those to the front who may be in the next call; answers how many, and how many of each provider with a limit."""
+        first = chunk.todo[0]
+        known: list[str] = []
+
+        def families() -> Sequence[str]:
+            known.extend(provider.family(one.person.email) for one in first)
+            return known
+
+        chosen = self.job.pace.fit(connection, families)
+        if chosen is None:
+            return len(first), {}
+        front = set(chosen)
+        chunk.todo[0] = [first[i] for i in chosen] + [one for i, one in enumerate(first) if i not in front]
+        return len(chosen), Counter(known[i] for i in chosen)
 
     def _open(self, chunk: _Chunk, batch: Sequence[_Entry]) -> Opened | None:
         """Open a call, in one commit with the record of the one before. None: no call may be made."""

@@ -49,6 +49,8 @@ _OFTEN = 10
 """Slots a second that bulk leaves to borrowers while transactional lanes are served: they wait a tenth of a second for one."""
 _FINE = 40
 """Calls a second in which bulk goes while small campaigns are beside large ones: it costs a fortieth of the rate."""
+_PARTS = 8
+"""A call has at most this part of a provider's second: the line by recipients then loses no more of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,17 @@ def split(
 def campaign_line(rate: float, size: int) -> Line:
     """A campaign's own limit, in calls that the account's line can carry."""
     return Line(min(call_size(rate), size), rate)
+
+
+def provider_line(rate: float) -> Line:
+    """The limit of one mailbox provider: by recipients, because a call has people of several providers."""
+    size = max(1, min(MAX_CALL, math.floor(rate / _PARTS)))
+    return Line(size, rate, unit=size > 1)
+
+
+def of_one_provider(provider: Line, bulk: Line) -> int:
+    """People of a provider whom a call may have so that bulk does not wait for them, if there are others to fill it."""
+    return max(1, min(provider.size, math.floor(bulk.gap(bulk.size) / provider.gap(1))))
 
 
 @dataclass(frozen=True, slots=True)

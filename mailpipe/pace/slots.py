@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mailpipe.db import Connection
@@ -140,6 +140,37 @@ def requests(limits: Limits, lane: LaneName, campaign_id: int | None, recipients
     return [_and(one, "mailpipe.pace_calls", between, 0) for one in found]
 
 
+def fit(limits: Limits, families: Sequence[str]) -> list[int]:
+    """Which of those who wait, told by their providers, go into the next call: in their order, but of a provider with a limit of
+    its own no more than bulk need not wait for; all that it may take where nobody else is left."""
+    split = limits.split
+    lines = {family: rule.provider_line(rate) for family, rate in limits.provider_rates.items()}
+    if split is None or lines.keys().isdisjoint(families):
+        return list(range(min(len(families), limits.call_size)))
+    alone = lines.keys() >= set(families)
+    most = {name: line.size if alone else rule.of_one_provider(line, split.bulk) for name, line in lines.items()}
+    chosen: list[int] = []
+    for position, family in enumerate(families):
+        if len(chosen) == limits.call_size:
+            break
+        if most.get(family, 1) > 0:
+            chosen.append(position)
+            if family in most:
+                most[family] -= 1
+    return chosen
+
+
+def with_providers(request: Request, limits: Limits, families: Mapping[str, int]) -> Request | None:
+    """The request for a call with so many people of each provider; None: more than a call may have by now."""
+    for family, people in families.items():
+        if family in limits.provider_rates:
+            line = rule.provider_line(limits.provider_rates[family])
+            if people > line.size:
+                return None
+            request = _and(request, f"mailpipe.pace_provider_{family}", line.gap(people), line.tag)
+    return request
+
+
 def _with_share(request: Request, limits: Limits, line: rule.Line, lane: LaneName, campaign_id: int) -> Request:
     """The own limit of the one who asks, and what it may take while others want slots too."""
     if limits.rate is not None and campaign_id:
@@ -163,10 +194,12 @@ def _counters(limits: Limits, transactional: bool) -> tuple[dict[str, int], int 
     left, left_for_marketing = day.left, day.left_for_marketing
     if left is None or left_for_marketing is None:
         return {}, None
-    most = {"mailpipe.pace_handed": day.handed + int(left)}
+    # A share of the quota that comes to whole recipients shall not lose one to the arithmetic.
+    whole, marketing = int(left + 1e-6), int(left_for_marketing + 1e-6)
+    most = {"mailpipe.pace_handed": day.handed + whole}
     if transactional:
-        return most, int(left)
-    return {**most, "mailpipe.pace_marketing": day.marketing + int(left_for_marketing)}, int(left_for_marketing)
+        return most, whole
+    return {**most, "mailpipe.pace_marketing": day.marketing + marketing}, marketing
 
 
 class Pace:
@@ -197,19 +230,31 @@ class Pace:
                     self._limits = read(connection, self._campaign_id, apart=self._apart)
             return self._limits
 
+    def fit(self, connection: Connection, families: Callable[[], Sequence[str]]) -> list[int] | None:
+        """See `fit`; None where no provider has a limit of its own, and nobody needs to be asked for."""
+        limits = self.limits(connection)
+        return fit(limits, families()) if limits.provider_rates else None
+
     def keep(self, connection: Connection) -> None:
         """Keep the reserve of a transactional lane that has nothing to send; once a second. Other lanes have nothing to keep."""
         if self._lane in rule.TRANSACTIONAL:
             self.limits(connection)
 
     def take(
-        self, connection: Connection, *, patience: float, lead: float = 0.0, recipients: int | None = None
+        self,
+        connection: Connection,
+        *,
+        patience: float,
+        lead: float = 0.0,
+        recipients: int | None = None,
+        families: Mapping[str, int] | None = None,
     ) -> Slot | Refusal:
         """Book the next slot that lies `lead` to `patience` seconds ahead. What is booked stays spent, whatever happens.
 
         No slot is booked further ahead than the lane allows (`rule.AHEAD`): a refusal then says when to come again. `recipients`:
-        how many the call will have; None: as many as a call may have. A slot is for no more than it says. The connection must be
-        in no transaction: one that commits later would keep the limiter to itself until then.
+        how many the call will have; None: as many as a call may have. A slot is for no more than it says. `families`: how many of
+        them are of each provider. The connection must be in no transaction: one that commits later would keep the limiter to
+        itself until then.
         """
         limits = self.limits(connection)
         blocked = (limits.blocked_for or 0.0) - (time.monotonic() - self._read_at)
@@ -226,7 +271,13 @@ class Pace:
             if patient and rest > 0:
                 return Refusal(rest)
             patience = min(patience, max(rule.AHEAD[self._lane], lead + 0.1))
-            found = self._take(connection, limits, lead, patience, recipients)
+            wanted = requests(limits, self._lane, self._campaign_id, recipients)
+            if families:
+                capped = [with_providers(request, limits, families) for request in wanted]
+                wanted = [request for request in capped if request is not None]
+                if len(wanted) < len(capped):
+                    return Refusal(0.0)
+            found = self._take(connection, limits, wanted, lead, patience)
             if patient and isinstance(found, Refusal):
                 self._refused_until = time.monotonic() + found.wait
             return found
@@ -243,14 +294,13 @@ class Pace:
             self._limits = None
 
     def _take(
-        self, connection: Connection, limits: Limits, lead: float, patience: float, recipients: int | None
+        self, connection: Connection, limits: Limits, wanted: Sequence[Request], lead: float, patience: float
     ) -> Slot | Refusal:
         """The slot that was asked for; where there are two to choose from, the first if it is prompt, else the sooner."""
 
         def ask(request: Request, within: float) -> Slot | Refusal:
             return self._ask(connection, limits, request, lead, within)
 
-        wanted = requests(limits, self._lane, self._campaign_id, recipients)
         if len(wanted) == 1:
             return ask(wanted[0], patience)
         prompt = min(patience, lead + _PROMPT)

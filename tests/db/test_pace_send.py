@@ -39,7 +39,7 @@ def test_a_campaign_stops_at_the_share_of_marketing_and_says_until_when(scene: W
     stop = threading.Event()
     sender = threading.Thread(target=share.send, args=(key,), kwargs={"stop": stop, "accept_plan": True})
     sender.start()
-    wait_for(lambda: scene.progress(key).waiting is not None, "the share to be met")
+    wait_for(lambda: scene.progress(key).sent == 30 and scene.progress(key).waiting is not None, "the share to be met")
     found = scene.progress(key)
     stop.set()
     sender.join()
@@ -60,6 +60,20 @@ def test_what_was_handed_over_is_what_ses_has_counted(scene: World) -> None:
         day = pace.read(connection).day
     assert scene.stand_in.state()["sent_last_24_hours"] - before == 120
     assert 120 <= day.used_by_marketing <= 170, "at most the last call's rest is counted too much"
+
+
+def test_a_provider_s_limit_holds_while_the_others_go_first(scene: World) -> None:
+    scene.people(60)
+    # No domain of a real provider: their first label is what tells.
+    scene.execute("UPDATE users SET email = 'person' || user_id || '@gmail.example.com' WHERE user_id % 3 = 0")
+    key = scene.ready()
+    assert with_settings(scene, provider_rates={"gmail": 16.0}).send(key).end is End.COMPLETE
+    assert scene.keep_promises(key) == {"sent": 60}
+    lines = sorted((line["at"], "@gmail." in line["to"]) for line in scene.journal(key))
+    gmail = [at for at, of_gmail in lines if of_gmail]
+    assert len(gmail) == 20
+    assert all(gmail[i + 16] - gmail[i] > 0.95 for i in range(4)), "no second has more than 16 of them"
+    assert max(at for at, of_gmail in lines if not of_gmail) < gmail[-1]
 
 
 def test_a_person_looks_at_the_pace_and_limits_it(scene: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import example, given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from mailpipe import pace
 from mailpipe.pace import LATENESS, TRANSIT, WINDOW, Limits, rule
 from mailpipe.pace.rule import Claim, Line, Split
+from mailpipe.pace.slots import fit
 
 RATES = st.one_of(
     st.integers(1, 100_000).map(float),
@@ -268,3 +270,35 @@ def test_the_reserve_is_never_used_within_a_second_of_a_slot_that_bulk_took_from
             if not rule.is_held(claims):
                 taken.append(leaves)
     assert all(abs(one - other) > rule.REACH for one in reserve for other in taken)
+
+
+FAMILIES = st.lists(st.sampled_from(["gmail", "yahoo", "other"]), min_size=1, max_size=200)
+
+
+@given(FAMILIES, st.sampled_from([14.0, 53.0, 600.0, 2000.0]), st.floats(0.2, 2000))
+def test_a_call_has_no_more_of_a_provider_than_its_line_allows(families: list[str], rate: float, cap: float) -> None:
+    limits = Limits(None, rate, None, provider_rates={"gmail": cap})
+    chosen = fit(limits, families)
+    line = rule.provider_line(cap)
+    assert chosen and chosen == sorted(set(chosen)) and len(chosen) <= limits.call_size
+    people = Counter(families[position] for position in chosen)
+    assert people["gmail"] <= line.size
+    if people.total() < min(limits.call_size, len(families)):
+        assert all(families[position] == "gmail" for position in set(range(len(families))) - set(chosen))
+
+
+@given(st.floats(0.2, 2000), st.lists(st.integers(1, 50), min_size=1, max_size=200))
+def test_the_line_of_a_provider_holds_its_limit(cap: float, calls: list[int]) -> None:
+    line, at, departures = rule.provider_line(cap), 0.0, []
+    for people in (min(wanted, line.size) for wanted in calls):
+        at += rule.microseconds(line.gap(people)) / 1e6
+        departures.append((at, people))
+    assert most_in_a_window(departures) <= max(1, cap)
+
+
+def test_a_mixed_call_does_not_wait_for_a_capped_provider() -> None:
+    limits = Limits(None, 600.0, None, provider_rates={"gmail": 100.0})
+    people = fit(limits, ["gmail", "other"] * 100)
+    gmail = sum(position % 2 == 0 for position in people)
+    assert len(people) == 50 and 0 < gmail < 10
+    assert rule.provider_line(100.0).gap(gmail) <= rule.split(600.0).bulk.gap(50)
