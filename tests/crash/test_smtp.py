@@ -10,8 +10,9 @@ import pytest
 from aiosmtpd.smtp import SMTP
 
 from tests.crash.conftest import PEOPLE
-from tests.crash.harness import THREADS, Crash
+from tests.crash.harness import THREADS, Crash, _state
 from tests.smtp_server import SmtpServer
+from tests.support import wait_for
 
 
 @pytest.mark.parametrize(("step", "takes"), [("RCPT", False), ("END", True)])
@@ -25,7 +26,7 @@ def test_killed_in_a_call_by_smtp_a_sender_doubles_and_loses_nobody(crash: Crash
 
             def kill(_: SMTP) -> str | None:
                 sender.signal(signal.SIGKILL)
-                sender.process.join(10)
+                wait_for(lambda: _state(sender.pid) in (None, "Z"), "the sender to die")
                 return None
 
             smtp.replies[step, "person77@"] = kill
