@@ -107,30 +107,38 @@ def _zones(connection: Connection, people: int) -> dict[str, Any]:
         {"zones": zones.every(), "number": len(zones.every()), "people": people},
     )
     connection.execute("ANALYZE staged")
-    took = {}
-    for kind in ("plain", "timed"):
-        with connection.transaction(force_rollback=True):
-            connection.execute("CREATE TEMPORARY TABLE refused (place integer, reason text) ON COMMIT DROP")
-            connection.execute("SELECT set_config('work_mem', '256MB', true)")
-            begun = time.perf_counter()
-            order = join = ""
-            now = datetime.now(UTC)
-            made = None
-            if kind == "timed":
-                made = timing.stage(connection, rules, "staged", default_zone="UTC", due_at=now, now=now)
-                assert made is not None
-                order, join = made.order, made.join
-            numbered = f"SELECT row_number() OVER (ORDER BY {order}place) AS seq, place, timezone FROM staged {join}"
-            connection.execute(f"CREATE TABLE numbered AS {numbered}".encode())
-            if made is not None:
-                made.measure(connection, "numbered")
-                assert sum(made.sizes) == people
-            took[kind] = time.perf_counter() - begun
+    took: dict[str, list[float]] = {"plain": [], "timed": []}
+    # Others may be busy on this machine: what the work itself takes shows in the better rounds.
+    for _ in range(5):
+        for kind, seconds in took.items():
+            seconds.append(_numbering(connection, rules if kind == "timed" else None, people))
+    plain, timed = min(took["plain"]), min(took["timed"])
     connection.execute("DROP TABLE staged")
     return {
-        "zones_1m_ms": round((took["timed"] - took["plain"]) * 1000 * 1_000_000 / people),
-        "numbering_with_zones_ms": round(took["timed"] * 1000),
+        "zones_1m_ms": round((timed - plain) * 1000 * 1_000_000 / people),
+        "numbering_with_zones_ms": round(timed * 1000),
     }
+
+
+def _numbering(connection: Connection, rules: When | None, people: int) -> float:
+    """Seconds to number the staged people, in the order of their due times if there are rules."""
+    with connection.transaction(force_rollback=True):
+        connection.execute("CREATE TEMPORARY TABLE refused (place integer, reason text) ON COMMIT DROP")
+        connection.execute("SELECT set_config('work_mem', '256MB', true)")
+        begun = time.perf_counter()
+        order = join = ""
+        now = datetime.now(UTC)
+        made = None
+        if rules is not None:
+            made = timing.stage(connection, rules, "staged", default_zone="UTC", due_at=now, now=now)
+            assert made is not None
+            order, join = made.order, made.join
+        numbered = f"SELECT row_number() OVER (ORDER BY {order}place) AS seq, place, timezone FROM staged {join}"
+        connection.execute(f"CREATE TABLE numbered AS {numbered}".encode())
+        if made is not None:
+            made.measure(connection, "numbered")
+            assert sum(made.sizes) == people
+        return time.perf_counter() - begun
 
 
 def _plan(base: Ground, connection: Connection) -> None:

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from itertools import islice, takewhile
 from typing import Literal
 
+import pydantic
 from psycopg.rows import kwargs_row
 
 from mailpipe import campaign
@@ -52,7 +53,13 @@ def tick(connection: Connection, config: Settings, *, now: datetime | None = Non
     missed = 0
     for (schedule_id,) in awake:
         with connection.transaction(), connection.cursor(row_factory=kwargs_row(recurring.of_row)) as cursor:
-            found = cursor.execute(recurring.QUERIES["take"], {"schedule_id": schedule_id, "now": now}).fetchone()
+            try:
+                found = cursor.execute(recurring.QUERIES["take"], {"schedule_id": schedule_id, "now": now}).fetchone()
+            except pydantic.ValidationError as error:
+                # Written by another version: the others must not wait for it.
+                _switch_off(connection, schedule_id)
+                failed.append(f"schedule {schedule_id} cannot be read and is paused: {error.errors()[0]['msg']}")
+                continue
             if found is None:
                 continue
             done = _fire(connection, config, found)
@@ -130,7 +137,7 @@ def _fire(connection: Connection, config: Settings, found: recurring.Schedule) -
         compiled = spec.compiled(minimum=0)
     except UserError as error:
         # Rules of zones and of cron can change under a schedule that was right once.
-        connection.execute(recurring.QUERIES["switch"], {"schedule_id": found.schedule_id, "is_active": False})
+        _switch_off(connection, found.schedule_id)
         return Ticked((), 0, (f"{found.key}: {error}",))
     near = now + timedelta(seconds=spec.snapshot_lead)
     due = takewhile(lambda fire: fire.at <= near, compiled.fires(found.next_run_at - timedelta(microseconds=1)))
@@ -159,6 +166,10 @@ def _fire(connection: Connection, config: Settings, found: recurring.Schedule) -
             missed += 1
     recurring.advance(connection, found, fires[-1].at if more else near, last_run_at)
     return Ticked(tuple(made), missed, tuple(failed))
+
+
+def _switch_off(connection: Connection, schedule_id: int) -> None:
+    connection.execute(recurring.QUERIES["switch"], {"schedule_id": schedule_id, "is_active": False})
 
 
 def _make(connection: Connection, config: Settings, found: recurring.Schedule, fire: Fire, now: datetime) -> str | None:

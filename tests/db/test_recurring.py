@@ -216,6 +216,19 @@ def test_a_fire_that_fails_does_not_stop_the_next_one(clock: Clock) -> None:
     assert clock.tick("2027-01-05T08:50").made == (f"{key}-20270105-0900", f"{other}-20270105-0900")
 
 
+def test_a_schedule_that_cannot_be_read_any_more_does_not_stop_the_others(clock: Clock) -> None:
+    broken, good = clock.create("2027-01-04T00:00"), clock.create("2027-01-04T00:00")
+    clock.world.execute(
+        'UPDATE mailpipe.schedule SET spec = spec || \'{"colour": "red"}\' WHERE key = %(key)s', {"key": broken}
+    )
+    told = clock.tick("2027-01-04T08:50")
+    assert told.made == (f"{good}-20270104-0900",)
+    assert "cannot be read and is paused" in told.failed[0]
+    assert not clock.tick("2027-01-04T08:51")
+    clock.world.execute("UPDATE mailpipe.schedule SET spec = spec - 'colour' WHERE key = %(key)s", {"key": broken})
+    assert not clock.get(broken).is_active
+
+
 def test_nothing_is_sent_for_a_series_that_nobody_has_approved(clock: Clock) -> None:
     key = clock.create("2027-01-04T00:00", approved=False)
     told = clock.tick("2027-01-04T08:50")
