@@ -52,6 +52,7 @@ def snapshot(context: dg.AssetExecutionContext, database: DatabaseResource) -> d
             "as_of": moment(taken.as_of),
             "parameters": taken.parameters,
             "variables": ", ".join(taken.variables),
+            "timing": taken.timing,
             "template": found.template_version or found.spec.template,
             "state": found.state,
         }
