@@ -138,7 +138,8 @@ def approve(connection: Connection, config: Settings, ses: Ses, key: str, *, app
         raise ScheduleError(f"schedule {key!r}: each of its campaigns is approved by itself (approval: each)")
     if approver.strip().casefold() == found.author.strip().casefold():
         raise ScheduleError(f"schedule {key!r}: its author cannot approve it; another person must")
-    version = campaign.publish(connection, config, ses, found.spec.campaign["template"])
+    fields = found.spec.campaign
+    version = campaign.publish(connection, config, ses, fields["template"], adapter=fields.get("adapter", "ses"))
     with connection.transaction():
         approved = connection.execute(
             QUERIES["approve"],

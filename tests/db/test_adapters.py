@@ -18,6 +18,8 @@ from mailpipe import campaign, plan, settings
 from mailpipe.errors import SettingsError
 from mailpipe.lane import DEFAULTS
 from mailpipe.links import Signer
+from mailpipe.schedule import recurring
+from mailpipe.schedule.spec import parse
 from mailpipe.send import End
 from tests.messages import clean, enqueue, publish, spec, states, wait_until, working
 from tests.smtp_server import SmtpServer, drop, keep_and_drop
@@ -124,6 +126,23 @@ def test_a_template_of_a_campaign_by_smtp_is_kept_and_never_goes_to_ses(scene: W
     with scene.database.connection() as connection:
         kept = campaign.published_template(connection, version)
     assert kept.subject == "Only by SMTP, {{first_name}}"
+    series = parse(
+        {
+            "key": "by-smtp",
+            "cron": "0 9 * * *",
+            "timezone": "UTC",
+            "campaign": {
+                "segment": "everybody",
+                "template": "hello",
+                "sender": "news@mail.example.com",
+                "adapter": "smtp",
+            },
+        },
+        where="test",
+    )
+    with scene.database.connection() as connection:
+        recurring.create(connection, scene.settings, series, author="ana")
+        recurring.approve(connection, scene.settings, scene.ses, "by-smtp", approver="ben")
     assert version not in known_at_ses(scene)
     scene.approve(scene.create())
     assert version in known_at_ses(scene)
