@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=600, help="recipients per second that the account allows")
     parser.add_argument("--seconds", type=float, default=60, help="length of the traffic")
     parser.add_argument("--delayed", type=int, default=None, help="delayed messages, 5 million if nothing is said")
-    parser.add_argument("--burst", type=int, default=200, help="codes at one moment")
+    parser.add_argument("--burst", type=int, default=100, help="codes at one moment, three times")
     chosen = parser.parse_args()
     delayed = chosen.delayed or (500_000 if chosen.quick else 5_000_000)
     seconds = 15.0 if chosen.quick else chosen.seconds
@@ -216,16 +216,16 @@ def _wait_for_both(base: Ground) -> None:
 
 
 def _send_messages(base: Ground, seconds: float, burst: int) -> None:
-    """Codes one by one at random moments, 20 a second; other lanes beside them; in the middle a burst of codes."""
+    """Codes one by one at random moments, 15 a second; other lanes beside them; three times a burst of codes."""
     chance = random.Random(20261129)
     begun = time.monotonic()
-    number, burst_at = 1_000_000, seconds / 2
+    number, bursts = 1_000_000, [seconds / 4, seconds / 2, seconds * 3 / 4]
     with base.database.connection() as connection:
         at = 0.0
-        while (at := at + chance.expovariate(20.0)) < seconds:
+        while (at := at + chance.expovariate(15.0)) < seconds:
             time.sleep(max(0.0, begun + at - time.monotonic()))
-            if at > burst_at:
-                burst_at = float("inf")
+            if bursts and at > bursts[0]:
+                bursts.pop(0)
                 outbox.enqueue_many(connection, [_code(number + 500_000 + i) for i in range(burst)])
             number += 1
             outbox.enqueue(connection, _code(number))

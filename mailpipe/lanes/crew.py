@@ -1,7 +1,7 @@
 """The threads of one lane: one poller that takes what is due, and hands that grow with the queue and shrink again.
 
-One thread at a time waits for a slot, until it is near. Where slots are rare, those who come meanwhile share the next call: a slot
-costs the same for one message as for fifty.
+One thread at a time looks for a slot. Where slots are rare, those who come meanwhile share the next call: a slot of bulk costs the
+same for one message as for fifty.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Crew:
             try:
                 slot = hands.slot(items)
                 if slot is not None:
-                    self._job.stop.wait(max(0.0, slot.wait - _NEAR))
+                    self._gather(slot)
             except BaseException:
                 with self._changed:
                     self._busy -= 1
@@ -198,6 +198,12 @@ class Crew:
             return items, slot
         finally:
             self._pacing.release()
+
+    def _gather(self, slot: pace.Slot) -> None:
+        """Keep the others from looking for a slot of their own while ours is far and nobody waits."""
+        with self._changed:
+            while not self._ready and not self._job.stop.is_set() and (rest := slot.wait - _NEAR) > 0:
+                self._changed.wait(rest)
 
     def _next(self) -> list[Item]:
         """Messages that may share a call, the first that waits and others like it; whoever gets them is busy."""
