@@ -205,7 +205,6 @@ class Worker:
                     self.tally.unwritten += len(chunk.answered.opened.seqs)
         finally:
             self.held = None
-            self.kept.give_back()
 
     def _work(self, chunk: _Chunk) -> None:
         try:
