@@ -64,6 +64,14 @@ WHERE (g.state IN ('sending', 'paused')
   AND c.state IN ('pending', 'leased') AND c.due_at < clock_timestamp() - CAST(:tolerance AS interval)
 GROUP BY g.campaign_id ORDER BY 4 LIMIT :most;
 
+-- name: unapproved
+-- Drafts whose audience should be frozen by now.
+SELECT g.key, g.due_at FROM mailpipe.campaign g
+WHERE g.state = 'draft' AND coalesce(g.spec ->> 'due_at', g.spec ->> 'send_at') IS NOT NULL
+  AND g.due_at - make_interval(secs => coalesce(CAST(g.spec ->> 'snapshot_lead' AS integer), 900)) < clock_timestamp()
+  AND g.due_at > clock_timestamp() - interval '30 days'
+ORDER BY g.due_at LIMIT :most;
+
 -- name: lost
 SELECT s.key, o.slot, o.due_at, o.state, o.reason FROM mailpipe.occurrence o JOIN mailpipe.schedule s USING (schedule_id)
 WHERE o.state IN ('missed', 'failed') AND o.at > clock_timestamp() - interval '3 days'

@@ -99,6 +99,8 @@ def test_the_reasons_why_something_is_late(pages: Web, scene: World) -> None:
     with scene.database.connection() as connection:
         campaign.start(connection, waiting, actor="ana")
     assert "nobody works on it" in why(waiting)
+    draft = scene.create(due_at=(datetime.now(UTC) + timedelta(minutes=5)).isoformat())
+    assert "nobody has approved it" in why(draft)
     missed = scene.create(due_at=(ago - timedelta(hours=8)).isoformat())
     scene.approve(missed)
     assert "--late" in why(missed)
