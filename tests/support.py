@@ -13,6 +13,7 @@ from typing import Any
 
 from mailpipe import campaign, embedded_postgres, ledger, report, snapshot
 from mailpipe.db import Database
+from mailpipe.pace.rule import MAX_CALL
 from mailpipe.send import Outcome, run
 from mailpipe.ses.client import Ses, connect
 from mailpipe.settings import DEFAULT_CONSENT, Settings
@@ -36,6 +37,8 @@ CREATE TABLE IF NOT EXISTS users (
     user_id bigint PRIMARY KEY, email text, timezone text, locale text, first_name text, city text,
     is_active boolean NOT NULL DEFAULT true, marketing_opt_in boolean DEFAULT true,
     created_at timestamptz NOT NULL DEFAULT '2020-01-01Z')"""
+LEAD = 2.0
+"""Seconds from the opening of a call until SES has accepted it, at the most: who is suppressed meanwhile still gets this mail."""
 STATES = ("pending", "sending", "sent", "failed", "skipped", "unknown")
 
 
@@ -169,7 +172,8 @@ class World:
 
         At most one accepted message per person and attempt; no second attempt that nobody ordered; everybody in exactly one state;
         every `sent` is in the journal, unless it is a person's word; everybody in the journal is `sent`, `unknown`, failed after
-        SES had accepted, or waits for a re-send that was ordered.
+        SES had accepted, or waits for a re-send that was ordered; nobody is `unknown` but in a call without a clear answer; nobody
+        was mailed who had been suppressed for a while.
         """
         states = self.states(key)
         journal = [(int(line["seq"]), int(line["attempt"])) for line in self.journal(key)]
@@ -189,7 +193,33 @@ class World:
         assert sent <= accepted.keys(), "somebody is called sent whom the provider never accepted"
         fit = sent | believed | unsure | ordered.keys()
         assert accepted.keys() <= fit, "the provider accepted somebody whom the ledger does not call sent"
+        assert self.unexplained(key) == [], "somebody is unknown who was in no call without a clear answer"
+        assert self.mailed_against_their_will(key) == set(), "somebody was mailed who had been suppressed"
         return self.balance(key)
+
+    def unexplained(self, key: str) -> list[tuple[Any, ...]]:
+        """Chunks with more `unknown` people than calls can have left: those in calls that were opened and have no answer, and those
+        whose answer says nothing."""
+        return self.execute(
+            "SELECT c.chunk_no, c.unknown FROM mailpipe.chunk c JOIN mailpipe.campaign g USING (campaign_id),"
+            " LATERAL (SELECT count(*) AS answered,"
+            " coalesce(sum(length(codes) - length(replace(codes, 'u', ''))), 0) AS unclear FROM mailpipe.call k"
+            " WHERE k.campaign_id = c.campaign_id AND k.chunk_no = c.chunk_no AND k.no <= c.calls) AS k"
+            " WHERE g.key = %(key)s AND c.unknown > (c.calls - k.answered) * %(most)s + k.unclear",
+            {"key": key, "most": MAX_CALL},
+        )
+
+    def mailed_against_their_will(self, key: str) -> set[int]:
+        """Whom the provider has accepted more than LEAD seconds after their suppression was committed."""
+        rows = self.execute(
+            "SELECT r.seq, extract(epoch FROM min(s.at)) FROM mailpipe.suppression s JOIN mailpipe.recipient r"
+            " ON mailpipe.email_key(r.email) = s.email_key JOIN mailpipe.campaign g USING (campaign_id)"
+            " WHERE g.key = %(key)s AND s.scope = 'all' GROUP BY r.seq",
+            {"key": key},
+        )
+        suppressed = {seq: float(at) for seq, at in rows}
+        journal = {int(line["seq"]): float(line["at"]) for line in self.journal(key)}
+        return {seq for seq, at in journal.items() if at > suppressed.get(seq, at) + LEAD}
 
     def ordered(self, key: str) -> Counter[int]:
         """How often a person has ordered to mail each of these people again, as the audit tells; checked against the attempts."""

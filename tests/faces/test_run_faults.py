@@ -1,4 +1,5 @@
-"""Runs that are killed, cancelled, launched twice, beside each other, and over a restart of the daemon: the journal decides.
+"""Runs that are killed, cancelled, launched twice, beside each other, without a daemon or a code server, and by two daemons: the
+journal decides.
 
 Real processes: webserver, daemon and code server with the checkout's `dagster.yaml`, the storage in PostgreSQL, and one process for
 each run. What people do in the UI is done through its API.
@@ -13,14 +14,16 @@ import signal
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from mailpipe import children, dev
+from mailpipe import campaign, children, dev
 from tests.conftest import admin
 from tests.support import World, wait_for
 
@@ -43,6 +46,15 @@ ADD = """mutation($repository: RepositorySelector!, $key: String!) {
 }"""
 LOGS = """query($run: ID!) { logsForRun(runId: $run) {
   ... on EventConnection { events { ... on MessageEvent { message } } } } }"""
+BACKFILL = """mutation($params: LaunchBackfillParams!) {
+  launchPartitionBackfill(backfillParams: $params) {
+    __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } }
+}"""
+SENSOR = """mutation($sensor: SensorSelector!) {
+  startSensor(sensorSelector: $sensor) { __typename ... on Sensor { sensorState { id } } }
+}"""
+STOP_SENSOR = """mutation($id: String!) { stopSensor(id: $id) { __typename } }"""
+RUNS = """query($tag: ExecutionTag!) { runsOrError(filter: {tags: [$tag]}) { ... on Runs { results { runId } } } }"""
 LOOK = """query($run: ID!) { runOrError(runId: $run) { ... on Run { status tags { key value } } } }"""
 
 pytestmark = pytest.mark.timeout(240)
@@ -57,6 +69,7 @@ class Stage:
     workspace: Path
     folder: Path
     port: int
+    code_server: tuple[str, ...]
     group: children.Group = field(default_factory=children.Group)
 
     def start(self, name: str, *command: str) -> children.Child:
@@ -68,8 +81,21 @@ class Stage:
             env=self.environment,
         )
 
-    def start_daemon(self) -> children.Child:
-        return self.start("daemon", "dagster._daemon", "run", "-w", str(self.workspace))
+    def start_daemon(self, name: str = "daemon") -> children.Child:
+        return self.start(name, "dagster._daemon", "run", "-w", str(self.workspace))
+
+    def start_code_server(self) -> None:
+        self.start("code-server", *self.code_server)
+        listens = partial(dev._listens, int(self.code_server[-1]))
+        wait_for(lambda: listens() or bool(self.group.ended()), "the code server", seconds=60)
+
+    def kill(self, name: str, *, but: int | None = None) -> None:
+        """Kill a child and the processes that it has started, but one."""
+        (child,) = [child for child in self.group.children if child.name == name]
+        for pid in {child.process.pid, *_below(child.process.pid)} - {but}:
+            os.kill(pid, signal.SIGKILL)
+        child.process.wait()
+        self.group.children.remove(child)
 
     def output(self) -> str:
         lines = (f"{log.name}: {line}" for log in self.folder.glob("*.log") for line in children.last_lines(log, 8))
@@ -99,6 +125,28 @@ class Stage:
             "executionMetadata": {"tags": [{"key": name, "value": value} for name, value in tags.items()]},
         }
         return self._run(self.ask(LAUNCH, params=params)["launchRun"])
+
+    def backfill(self, key: str) -> str:
+        """What "Materialize missing partitions" does; answers the backfill."""
+        params = {
+            "assetSelection": [{"path": ["deliveries"]}],
+            "partitionNames": [f"{key}|{number:02d}" for number in range(100)],
+        }
+        told = self.ask(BACKFILL, params=params)["launchPartitionBackfill"]
+        assert told["__typename"] == "LaunchBackfillSuccess", told
+        return str(told["backfillId"])
+
+    @contextmanager
+    def sensor(self, name: str) -> Iterator[None]:
+        """A sensor that is turned on."""
+        told = self.ask(SENSOR, sensor={**REPOSITORY, "sensorName": name})["startSensor"]
+        assert told["__typename"] == "Sensor", told
+        yield
+        self.ask(STOP_SENSOR, id=told["sensorState"]["id"])
+
+    def runs(self, key: str, value: str) -> list[str]:
+        """The runs that have a tag."""
+        return [run["runId"] for run in self.ask(RUNS, tag={"key": key, "value": value})["runsOrError"]["results"]]
 
     def execute_again(self, run: str) -> str:
         """What the button "Re-execute all" does."""
@@ -164,10 +212,9 @@ def _stage(_scene: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "MAILPIPE_READ_TIMEOUT": "4",
     }
     workspace, code_server = dev._one_code_server(settings)
-    stage = Stage(_scene, environment, workspace, folder, dev._any_port())
+    stage = Stage(_scene, environment, workspace, folder, dev._any_port(), code_server)
     with stage.group:
-        stage.start("code-server", *code_server)
-        wait_for(lambda: dev._listens(int(code_server[-1])) or bool(stage.group.ended()), "the code server", seconds=60)
+        stage.start_code_server()
         stage.start_daemon()
         arguments = ("-h", "127.0.0.1", "-p", str(stage.port), "-w", str(workspace))
         stage.start("webserver", "dagster_webserver", *arguments)
@@ -246,20 +293,56 @@ def due(stage: Stage, key: str, distance: str) -> None:
     )
 
 
-def test_a_run_outlives_its_daemon_and_what_is_queued_meanwhile_is_launched_by_the_next_one(stage: Stage) -> None:
+def test_a_run_outlives_daemon_and_code_server_and_what_is_queued_meanwhile_is_launched_later(stage: Stage) -> None:
     world = stage.world
     world.people(2_000)
     key = stage.ready(chunk_size=100, rate=400.0)
     run = stage.launch(key)
     stage.wait_for_sent(key, 200)
-    (daemon,) = [child for child in stage.group.children if child.name == "daemon"]
-    os.killpg(daemon.process.pid, signal.SIGKILL)
-    daemon.process.wait()
-    stage.group.children.remove(daemon)
+    stage.kill("daemon")
     queued = stage.launch(key)
+    stage.kill("code-server", but=stage.process(run))
+    assert world.progress(key).pending > 0, "they were killed in the middle"
     stage.wait_for(run, "SUCCESS")
+    assert world.progress(key).pending == 0
     assert stage.look(queued)[0] == "QUEUED"
+    stage.start_code_server()
     stage.start_daemon()
     stage.wait_for(queued, "SUCCESS")
     assert stage.look(queued)[1]["mailpipe/accepted"] == "0"
     assert world.keep_promises(key) == {"sent": 2_000}
+
+
+def test_a_backfill_beside_a_run_of_the_sensor_launched_by_two_daemons_sends_once(stage: Stage) -> None:
+    """Dagster asks for one daemon. Here two look at the same sensor, the same queue and the same backfill."""
+    world = stage.world
+    world.people(1_000)
+    key = stage.ready(chunk_size=100, rate=20.0)
+    with world.database.connection() as connection:
+        # Somebody has started it, and died.
+        campaign.start(connection, key, actor="ana")
+    with stage.sensor("resume"):
+        wait_for(lambda: len(stage.workers(key)) > 0, "the run of the sensor", seconds=60)
+        backfill = stage.backfill(key)
+        # One that has just started looks at once.
+        stage.start_daemon("second-daemon")
+        wait_for(lambda: len(stage.workers(key)) > 1, "the run of the backfill beside it", seconds=60)
+        assert world.progress(key).pending > 0
+        with world.database.connection() as connection:
+            campaign.change(connection, world.settings, world.ses, key, actor="ana", rate=5_000)
+        runs = {*stage.runs("dagster/backfill", backfill), *stage.runs("mailpipe/cause", "resume")}
+        assert len(runs) > 1
+        for run in runs:
+            stage.wait_for(run, "SUCCESS")
+    stage.kill("second-daemon")
+    assert world.keep_promises(key) == {"sent": 1_000}
+
+
+def _below(process: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    found = [
+        int(child)
+        for task in Path(f"/proc/{process}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+    return [*found, *(below for child in found for below in _below(child))]
