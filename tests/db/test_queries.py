@@ -28,6 +28,7 @@ ALL = [(path, name) for path in FILES for name in Queries(path).texts]
 
 FRAGMENTS = {
     "campaign_id": "1",
+    "campaigns": "1, 2",
     "table": "mailpipe.recipient_1",
     "recipients": "mailpipe.recipient_1",
     "staged": "mailpipe.staged_1",
@@ -49,6 +50,7 @@ CREATE TABLE mailpipe.staged_1 (place int, user_id text, email text, timezone te
     variables text[], email_hash bigint, refusal text, unusual boolean);
 CREATE TABLE mailpipe.refused (place int, reason text);
 CREATE TABLE mailpipe.due_rank (zone text, rank int);
+CREATE TABLE mailpipe.kept (user_id text);
 SET search_path = public, mailpipe"""
 # Not to be prepared: definitions. Each is one statement, or run by a test of its own module.
 DEFINITION = re.compile(r"^(CREATE|ALTER|DROP|COMMENT|GRANT|ANALYZE|TRUNCATE|LOCK|SET)\b", re.IGNORECASE)
