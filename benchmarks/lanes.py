@@ -89,22 +89,23 @@ def _queue(connection: Connection, delayed: int) -> dict[str, Any]:
     connection.execute("DELETE FROM mailpipe.message WHERE due_at < clock_timestamp() + interval '1 minute'")
     return {
         "enqueue_per_second": round(rate),
-        "due_poll_ms": round(last, 2),
-        "due_poll_empty_ms": round(first, 2),
-        "due_poll_old_snapshot_ms": round(held, 2),
+        "due_poll_ms": round(statistics.median(last), 2),
+        "due_poll_p99_ms": round(_percentile(last, 99), 2),
+        "due_poll_empty_ms": round(statistics.median(first), 2),
+        "due_poll_old_snapshot_ms": round(statistics.median(held), 2),
     }
 
 
-def _looks(connection: Connection, owner: Any, lane: str = "critical") -> float:
-    """The 99th percentile of a look that finds nothing, in milliseconds, from a mark as a worker has it."""
+def _looks(connection: Connection, owner: Any, lane: str = "critical") -> list[float]:
+    """Looks that find nothing, in milliseconds, from a mark as a worker has it."""
     row = connection.execute("SELECT clock_timestamp()").fetchone()
     assert row is not None
     times = []
     for _ in range(LOOKS):
         begun = time.perf_counter()
         claims.claim(connection, lane, owner, mark=row[0] - timedelta(seconds=2), most=10)
-        times.append(time.perf_counter() - begun)
-    return _percentile(times, 99) * 1000
+        times.append((time.perf_counter() - begun) * 1000)
+    return times
 
 
 def _fill(connection: Connection, number: int) -> None:

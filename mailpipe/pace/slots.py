@@ -28,7 +28,7 @@ _HOLE = 0.03
 """Seconds of the account's line that a campaign with a rate of its own may leave unused while others want slots."""
 _PROMPT = 0.15
 """A slot of the reserve within this is not worth looking for one of bulk, which costs the campaigns a whole call. With 0.03, codes
-that come at half the reserve's rate would borrow a fifth of their slots, by the arithmetic of queues; with this one in a hundred."""
+that come at half the reserve's rate would borrow a fifth of their slots, by the arithmetic of queues; so it is one in a hundred."""
 _ALL = 1e6
 
 
