@@ -70,7 +70,10 @@ def run(
     logs = settings.var / "dagster" / "logs"
     try:
         _people(settings)
-        local = stand_in.ensure_running(settings).url if stand_in.is_wanted(settings) else settings.ses_endpoint
+        local = settings.ses_endpoint
+        if stand_in.is_wanted(settings):
+            # With a queue, so that what becomes of mails is known here too.
+            local = stand_in.ensure_running(settings, sqs=True).url
         web = f"http://127.0.0.1:{web_port}"
         env = children.dagster_environment(settings)
         if settings.public_url == Settings.public_url:
@@ -86,6 +89,9 @@ def run(
             say(f"starting Dagster, the web application and the lanes; their output goes to {logs}")
             start("web", "mailpipe", "web", "--port", str(web_port))
             start("lanes", "mailpipe", "lanes", among=lanes)
+            if stand_in.is_wanted(settings):
+                queue = f"{local}/111122223333/ses-events"
+                start("events", "mailpipe", "events", "poll", "--queue-url", queue, among=lanes)
             workspace, code_server = _one_code_server(settings)
             start("code-server", *code_server)
             if _wait(group, stop, lambda: _listens(int(code_server[-1]))):
@@ -155,7 +161,8 @@ def _check(group: children.Group) -> None:
 
 
 def _tell(lanes: children.Group, say: Callable[[str], None]) -> None:
-    """The lanes may refuse to send while there is still something to look at, for example in a restored database."""
+    """The lanes and the reader of events. Lanes may refuse to send while there is still something to look at, for example in a
+    restored database."""
     if child := lanes.ended():
         say(_last_words(child))
         lanes.children.remove(child)

@@ -129,9 +129,12 @@ def _start(folder: Path, own: Path, options: dict[str, object]) -> Running | Non
     journal, events = own / "journal.jsonl", own / "events.jsonl"
     files = {"journal": journal, "events": events, "state": folder / "state.jsonl", "ready_file": ready}
     command = [sys.executable, "-m", "mailpipe.simulator"]
-    command += [
-        f"--{name.replace('_', '-')}={value}" for name, value in {**files, **options}.items() if value is not None
-    ]
+    for name, value in {**files, **options}.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            command.append(flag)
+        elif value is not None and value is not False:
+            command.append(f"{flag}={value}")
     alive = os.open(folder / "alive", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(alive, fcntl.LOCK_EX)

@@ -32,6 +32,7 @@ GATHER = 0.5
 """Seconds for which a batch is gathered at most: what is known of a campaign is never older than that and a transaction."""
 WAIT = 10
 """Seconds that SQS waits for a message (long polling)."""
+_IDLE = 0.5
 _REST = 1.0
 _LONGEST_REST = 30.0
 _PAGE = 10
@@ -100,6 +101,9 @@ class _Reader:
                     self._take(messages)
                 elif self._once:
                     return
+                else:
+                    # A queue without long polling answers at once.
+                    self._stop.wait(_IDLE)
                 rest = _REST
             except (BotoCoreError, ClientError, psycopg.OperationalError, DatabaseUnavailable) as error:
                 LOG.warning("events stay in the queue for the moment: %s", type(error).__name__)
