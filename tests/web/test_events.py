@@ -131,9 +131,9 @@ def test_the_stand_in_s_topic_confirms_and_delivers_late_twice_and_in_disorder(
         config = replace(made_settings(tmp_path), sns_topics=TOPIC, sns_test_certificate=certificate)
         with serving(replace(config, ses_endpoint=world.stand_in.url), database, port=port):
             key = send_to_every_fate(world)
-            wait_for(lambda: told_of(world, key).get("delivery") == 38, "the deliveries")
-            wait_for(lambda: world.stand_in.state()["unposted"] == 0, "the rest")
-            wait_for(lambda: told_of(world, key).get("click") == 1, "the last click")
+            wait_for(lambda: told_of(world, key).get("delivery") == 38, "the deliveries", seconds=60)
+            wait_for(lambda: world.stand_in.state()["unposted"] == 0, "the rest", seconds=60)
+            wait_for(lambda: told_of(world, key).get("click") == 1, "the last click", seconds=60)
             assert told_of(world, key) == {
                 "send": 40, "delivery": 38, "bounce": 2, "hard_bounce": 1, "soft_bounce": 1, "complaint": 1, "delivery_delay": 1,
                 "open": 2, "click": 1,
