@@ -101,7 +101,7 @@ class _Api:
         return JSONResponse(line, HTTPStatus.CREATED, headers={"Location": f"{path}/{line['id']}"})
 
     def _recurring(self, connection: Connection, asked: forms.Asked, author: str) -> Place:
-        given = {"cron": asked.cron, "timezone": asked.timezone or self._config.default_timezone, **asked.data}
+        given = {**asked.data, "cron": asked.cron, "timezone": asked.timezone or self._config.default_timezone}
         spec = forms.checked(ScheduleSpec, given, own=("cron", "timezone"))
         with _named("data.campaign"):
             return Place("s", recurring.create(connection, self._config, spec, author=author).schedule_id)
@@ -134,6 +134,8 @@ class _Api:
                 for name, value in (("cron", changed.cron), ("timezone", changed.timezone))
                 if value is not None
             }
+            if changed.data.get("key", key) != key:
+                raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "a key never changes", field="data.key")
             given = {**recurring.get(connection, key).spec.model_dump(), **changed.data, **own}
             forms.checked(ScheduleSpec, given, own=("cron", "timezone"))
             with _named("data.campaign"):

@@ -142,6 +142,14 @@ def test_a_schedule_is_created_changed_paused_and_deleted(api: Web, scene: World
     assert ask(api, "GET", path)["status"] == "active"
     assert ask(api, "POST", f"{path}/pause")["status"] == "paused"
     assert ask(api, "POST", f"{path}/resume")["status"] == "active"
+    for wrong, field in (
+        ({"data": {"key": "other"}}, "data.key"),
+        ({"cron": "* * * * *"}, "cron"),
+        ({"timezone": "Mars/Base"}, "timezone"),
+        ({"data": {"missed": "maybe"}}, "data.missed"),
+        ({"time": "2027-01-01T09:00Z"}, "time"),
+    ):
+        assert ask(api, "PATCH", path, wrong, status=422)["field"] == field
     started = ask(api, "POST", f"{path}/run-now")
     assert started["campaign_id"].startswith(f"{key}-")
     assert ask(api, "DELETE", path, status=204) is None
