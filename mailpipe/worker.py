@@ -232,7 +232,7 @@ class Worker:
         chosen = [one for one in batch if one.person.seq in people]
         answer = self._call(chunk, chosen, slot) if chosen else None
         # Whom SES certainly did not take does not count for its day.
-        handed = 0 if answer is None else sum(result.kind is not Kind.AGAIN for result in answer.results)
+        handed = 0 if answer is None else len(chosen) - answer.count(Kind.AGAIN)
         self.job.pace.give_back(slot.call_size - handed)
         if not chosen:
             return True
@@ -378,7 +378,7 @@ class Worker:
 
     def _counted(self, answer: Answer) -> Answer:
         self.tally.calls += 1
-        self.tally.accepted += sum(result.kind is Kind.SENT for result in answer.results)
+        self.tally.accepted += answer.count(Kind.SENT)
         return answer
 
     def _consider(self, chunk: _Chunk, answer: Answer, chosen: Sequence[_Entry]) -> bool:
@@ -387,6 +387,9 @@ class Worker:
         if answer.blocked is not None:
             reason = answer.blocked
             self._safely(lambda connection: self.job.pace.block(connection, reason))
+        if answer.count(Kind.SENT) == len(chosen):
+            self._rest = _RECONNECT
+            return True
         for one, result in zip(chosen, answer.results, strict=True):
             if result.kind is Kind.RETRY:
                 seq = one.person.seq
@@ -407,11 +410,11 @@ class Worker:
         return reached
 
     def _hopeless(self, chunk: _Chunk, answer: Answer, chosen: Sequence[_Entry]) -> str | None:
-        unanswered = all(result.kind is Kind.UNKNOWN for result in answer.results)
+        unanswered = answer.count(Kind.UNKNOWN) == len(chosen)
         if self.job.unanswered.add(hit=unanswered) >= HOPELESS_CALLS:
             return f"{HOPELESS_CALLS} calls in a row got no usable answer; look at the provider before resuming"
         first = answer.results[0]
-        if any(result.kind is Kind.SENT for result in answer.results):
+        if answer.count(Kind.SENT):
             self.job.refused.accepted()
         elif len(answer.results) == 1 and first.reason in SPLIT_REASONS:
             seq = chosen[0].person.seq

@@ -60,6 +60,10 @@ class Answer:
     split: bool = False
     seconds: float = 0.0
 
+    def count(self, kind: Kind) -> int:
+        """How many people have got this answer."""
+        return [result.kind for result in self.results].count(kind)
+
 
 WHOLE_CALL = 10
 """From this many recipients on, a call whose every entry is refused for good speaks against the campaign."""
