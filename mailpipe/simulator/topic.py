@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 _RETRY_S = 0.5
-_TRIES = 240
+_TRIES = 100
 _THREADS = 4
 _TIMEOUT_S = 15
 _SIGNED = ("Message", "MessageId", "SubscribeURL", "Subject", "Timestamp", "Token", "TopicArn", "Type")

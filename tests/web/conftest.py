@@ -53,7 +53,7 @@ class Web:
 def serving(config: Settings, database: Database, *, port: int = 0) -> Iterator[Web]:
     """Serve the application from a thread."""
     server = uvicorn.Server(serve.configuration(app.build(config, database)))
-    listener = serve.listen("127.0.0.1", 0)
+    listener = serve.listen("127.0.0.1", port)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
