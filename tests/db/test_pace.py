@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain, pairwise
 
+import psycopg
 import pytest
 
 from mailpipe import campaign, pace
@@ -99,6 +101,36 @@ def test_lanes_and_campaigns_together_stay_within_the_limit(scene: World, connec
         slots = list(chain(*first.result(), *second.result()))
     assert most_in_a_window(slots) <= rate
     assert last_slot(connection, "pace_reserve") > 0 or rate < rule.ONE_LINE
+
+
+def test_a_limit_halved_while_all_are_busy_and_a_dump_looks_on_holds_within_a_second(
+    scene: World, connection: Connection
+) -> None:
+    limit(connection, 600)
+    with scene.database.connection() as dump, ThreadPoolExecutor(1) as pool:
+        dump.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ")
+        dump.execute(b"SELECT count(*) FROM mailpipe.campaign")
+        busy = pool.submit(slots_of_many, scene.database, [Pace("normal") for _ in range(5)], 4.0)
+        time.sleep(1.0)
+        limit(connection, 300)
+        changed = time.monotonic()
+        slots = list(chain(*busy.result()))
+        dump.execute(b"ROLLBACK")
+    assert most_in_a_window(slots) <= 600
+    assert most_in_a_window([slot for slot in slots if slot.at >= changed + 1]) <= 300
+    assert max(slot.at for slot in slots) > changed + 2
+
+
+def test_what_a_killed_process_has_booked_stays_spent(scene: World, connection: Connection) -> None:
+    limit(connection, 600)
+    url = scene.database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with closing(psycopg.connect(url, autocommit=True)) as other:
+        mine = [take(Pace("normal"), other) for _ in range(2)]
+        before = last_slot(connection)
+        connection.execute("SELECT pg_terminate_backend(%s)", (other.info.backend_pid,))
+    slots = mine + [take(Pace("normal"), connection) for _ in range(14)]
+    assert last_slot(connection) > before
+    assert most_in_a_window(slots) <= 600
 
 
 def test_slots_of_one_line_keep_their_distance_exactly_and_other_kinds_a_whole_window(scene: World) -> None:
