@@ -230,17 +230,20 @@ def collector_at_rest() -> Iterator[None]:
     """Keep Python's garbage collector away from all that was imported and made before the run.
 
     A full collection stops every thread; with boto3 loaded it took 60 to 190 ms every ten seconds, longer than a slot may
-    be late, and each one cost a slot or two.
+    be late, and each one cost a slot or two. Where somebody has done so before, in the same process, it is left at that.
     """
     thresholds = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
+    ours = gc.get_freeze_count() == 0
+    if ours:
+        gc.collect()
+        gc.freeze()
     gc.set_threshold(*_GARBAGE)
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
+        if ours:
+            gc.unfreeze()
 
 
 class _Slices:

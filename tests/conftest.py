@@ -6,6 +6,7 @@ once a session, without fsync (no test that relies on it crashes the server).
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import shutil
@@ -28,6 +29,15 @@ for name in [name for name in os.environ if name.startswith(("MAILPIPE_", "AWS_"
 
 _numbers = itertools.count(1)
 FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "150"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _collector_at_rest() -> Iterator[None]:
+    """Each run keeps the collector away from all that was imported, and looks at it once for that. Once a session is enough."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

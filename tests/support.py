@@ -278,11 +278,15 @@ def make_world(database: Database, folder: Path, **options: Any) -> Iterator[Wor
     )
     with database.connection() as connection:
         connection.execute(USERS)
-    with StandIn(folder / "stand-in", **options) as stand_in:
+    stand_in = StandIn(folder / "stand-in", **options)
+    try:
         settings = replace(settings, ses_endpoint=stand_in.url)
         ses = connect(settings, endpoint=stand_in.url, connections=8)
         yield World(database, settings, stand_in, ses)
         ses.close()
+    finally:
+        # Nobody waits for its graceful end.
+        stand_in.kill()
     # A test may have started the embedded server; as root its data can lie elsewhere.
     if settings.var.is_dir():
         embedded_postgres.remove(settings.var)

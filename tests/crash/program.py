@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import functools
+import gc
 import os
 import signal
 import sys
@@ -108,6 +109,8 @@ def main(task: Task) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.register(signal.SIGUSR1)
+    # As the tests do: what was imported is not looked at again for each run.
+    gc.freeze()
     # SIGTERM asks for a graceful end, as Dagster does with an interrupt.
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

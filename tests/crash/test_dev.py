@@ -70,10 +70,18 @@ class Dev:
         return found
 
 
-@pytest.fixture
-def dev() -> Iterator[Dev]:
-    """`mailpipe dev`, started in the background of a non-interactive shell, which makes it ignore SIGINT at first."""
+@pytest.fixture(scope="module")
+def var() -> Iterator[Path]:
+    """Where it keeps everything: the first start makes its databases, the others find them."""
     var = Path(tempfile.mkdtemp(prefix="mailpipe-dev-"))
+    yield var
+    embedded_postgres.remove(var)
+    shutil.rmtree(var, ignore_errors=True)
+
+
+@pytest.fixture
+def dev(var: Path) -> Iterator[Dev]:
+    """`mailpipe dev`, started in the background of a non-interactive shell, which makes it ignore SIGINT at first."""
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
         port, web_port = one.getsockname()[1], two.getsockname()[1]
     environ = {**os.environ, "MAILPIPE_HOME": str(ROOT), "MAILPIPE_VAR": str(var)}
@@ -103,8 +111,6 @@ def dev() -> Iterator[Dev]:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         stand_in.stop(config)
-        embedded_postgres.remove(var)
-        shutil.rmtree(var, ignore_errors=True)
 
 
 @pytest.mark.timeout(240)

@@ -9,22 +9,35 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy.engine import URL
 
 from mailpipe import preview, segment
 from mailpipe.db import Connection, Database
 from mailpipe.demo import audience
 from mailpipe.errors import SegmentError
 from mailpipe.segment import Column
+from tests.conftest import clone
 
 AS_OF = datetime(2026, 3, 29, tzinfo=UTC)
 HEADER = "-- title: A title\n-- owner: team:growth\n-- description: A description\n"
 SEGMENTS = Path(__file__).parents[2] / "assets" / "segments"
 
 
+@pytest.fixture(scope="module")
+def template_database(server_url: URL, template_database: str) -> Iterator[str]:
+    """A database with an audience, that each test gets a copy of."""
+    with clone(server_url, template_database) as url:
+        database = Database(url, pool_size=1, allow_unsafe_durability=True)
+        with database.connection() as connection:
+            audience.build(connection, 400, as_of=AS_OF)
+        database.close()
+        assert url.database is not None
+        yield url.database
+
+
 @pytest.fixture
 def connection(database: Database) -> Iterator[Connection]:
     with database.connection() as connection:
-        audience.build(connection, 400, as_of=AS_OF)
         yield connection
 
 
