@@ -530,6 +530,26 @@ class TestStopping:
         assert scene.send(key).end is End.COMPLETE
         assert scene.keep_promises(key) == {"sent": 1000}
 
+    def test_stopped_by_the_provider_five_times_and_resumed_each_time_everybody_has_one_mail(
+        self, scene: World
+    ) -> None:
+        """Nobody of the call that was refused is lost, and nobody before it is mailed again."""
+        scene.people(330)
+        key = scene.ready(chunk_size=100)
+        for _ in range(5):
+            scene.stand_in.clear_faults()
+            scene.stand_in.add_faults({"kind": "entry_status", "status": "ACCOUNT_SUSPENDED", "after": 1})
+            scene.send(key)
+            before = scene.keep_promises(key)
+            assert before["pending"] > 0
+            assert scene.campaign(key).state == "paused"
+            with scene.database.connection() as connection:
+                campaign.resume(connection, key, actor="ben")
+        assert before["sent"] >= 5 * 30, "each run sent something"
+        scene.stand_in.clear_faults()
+        assert scene.send(key).end is End.COMPLETE
+        assert scene.keep_promises(key) == {"sent": 330}
+
     def test_a_cancel_on_the_way_skips_the_rest(self, scene: World) -> None:
         scene.people(1000)
         key = scene.ready(chunk_size=100)

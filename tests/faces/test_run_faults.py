@@ -206,10 +206,10 @@ def _stage(_scene: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "MAILPIPE_HOME": str(_scene.settings.home),
         "MAILPIPE_ALLOW_UNSAFE_DURABILITY": "1",
         "MAILPIPE_THREADS": str(THREADS),
-        # What a killed worker held is free again after six seconds.
-        "MAILPIPE_LEASE": "6",
+        # What a killed worker held is free again after four seconds.
+        "MAILPIPE_LEASE": "4",
         "MAILPIPE_CONNECT_TIMEOUT": "1",
-        "MAILPIPE_READ_TIMEOUT": "4",
+        "MAILPIPE_READ_TIMEOUT": "2",
     }
     workspace, code_server = dev._one_code_server(settings)
     stage = Stage(_scene, environment, workspace, folder, dev._any_port(), code_server)
