@@ -130,8 +130,11 @@ def who(name: str, person: str, as_json: bool) -> None:
     elif not fates:
         click.echo(f"campaign {name} has nobody of that user id or address")
     for fate in [] if as_json else fates:
-        shown = {key.replace("_", " "): value for key, value in fate.to_json().items() if key != "events"}
+        shown = {key.replace("_", " "): value for key, value in fate.to_json().items() if key not in ("events", "told")}
         show(facts({**shown, "seq": str(fate.seq), "events": ", ".join(fate.events) or None}))
+        if fate.told:
+            rows = [(one["kind"], one["at"], one["attempt"], one["detail"]) for one in fate.told]
+            show(table(["told by SES", "at", "attempt", "word"], rows))
 
 
 @click.command(epilog="Example: mailpipe campaign export flash-sale failed.csv --state failed")
@@ -172,6 +175,7 @@ def _people(now: report.Progress) -> Any:
         {
             "state": now.state if now.state_reason is None else f"{now.state} ({now.state_reason})",
             **{name: getattr(now, name) for name in states},
+            **({"delivered within": f"{p95:.1f} s for 95 %"} if (p95 := now.delivery_p95_seconds) is not None else {}),
             "rate": f"{now.rate_per_second:,.1f}/s",
             "ETA": minutes(now.eta_minutes),
             "chunks": f"{now.queued_chunks:,} queued, {now.processing_chunks:,} in work",

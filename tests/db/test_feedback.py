@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from mailpipe import report, suppression
+from mailpipe import outbox, report, suppression
 from mailpipe.feedback import archive
 from mailpipe.feedback.ingest import Ingested, Received, bind_late, ingest
 from tests.ses_events import SHAPES, EventShape, event, notification, shape, wrapped
@@ -181,6 +182,50 @@ def test_sent_and_delivered_are_two_numbers_with_the_time_between_them(scene: Wo
     assert shown.delivery_p95_seconds is not None and 100 <= shown.delivery_p95_seconds <= 110
     take(scene, told(DELIVERY, key, 20, accepted=ago(3), at=ago(1)))
     assert 2 <= (scene.progress(key).delivery_p95_seconds or 0) <= 2.3
+
+
+def test_many_readers_of_the_same_events_come_to_the_same_and_wait_for_each_other_in_no_circle(scene: World) -> None:
+    key = sent(scene, 60)
+    texts = [told(of, key, seq) for seq in range(1, 61) for of in (SEND, DELIVERY, (HARD, SOFT, COMPLAINT)[seq % 3])]
+    order = random.Random(5)
+    batches = []
+    for _ in range(6):
+        order.shuffle(texts)
+        batches += [texts[start : start + 45] for start in range(0, len(texts), 45)]
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda batch: take(scene, *batch), batches))
+    assert sum(one.read - one.repeated for one in done) == len(texts)
+    assert sum(people for _, _, people in state(scene, key)[2]) == 60
+    with scene.database.connection() as connection:
+        found = report.events(connection, scene.campaign(key).campaign_id)
+    assert found == {"send": 60, "delivery": 60, "bounce": 40, "hard_bounce": 20, "soft_bounce": 20, "complaint": 20}
+
+
+def test_a_second_bounce_of_a_suppressed_address_is_recorded_too(scene: World) -> None:
+    first, second = sent(scene), scene.ready()
+    scene.send(second)
+    take(scene, told(HARD, first, 1))
+    assert take(scene, told(HARD, second, 1)).suppressed == 0
+    for key in (first, second):
+        with scene.database.connection() as connection:
+            assert report.who(connection, key, "1")[0].worst == "hard_bounce"
+
+
+def test_events_of_a_message_reach_it_and_a_complaint_about_one_is_about_all_mail(scene: World) -> None:
+    spec = outbox.MessageSpec(
+        to="person9@mail.example.com", subject="s", text="t", sender="Shop <login@notify.example.com>"
+    )
+    with scene.database.transaction() as connection:
+        accepted = outbox.enqueue(connection, spec)
+    tags = {"message": [accepted.message_id], "attempt": ["1"]}
+    fields: dict[str, Any] = {"tags": tags, "to": spec.to, "accepted": ago(60), "at": ago(50)}
+    done = take(scene, json.dumps(event(DELIVERY, **fields)), json.dumps(event(COMPLAINT, **fields)))
+    assert (done.folded, done.foreign) == (2, 0)
+    with scene.database.connection() as connection:
+        message = outbox.get(connection, accepted.message_id)
+    assert message is not None
+    assert {name.partition("/")[0] for name in message.events} == {"delivery", "complaint"}
+    assert suppressed(scene, 9) == [("all", "complaint")]
 
 
 class TestWithoutTags:
