@@ -474,6 +474,34 @@ class TestQuota:
         assert scene.send(key).end is End.COMPLETE
         assert scene.keep_promises(key) == {"sent": 200}
 
+    def test_a_quota_that_others_have_used_up_is_met_in_the_middle_of_a_call(self, scene: World) -> None:
+        """SES accepts the first twenty of a call and refuses the others: these are pending again, and nobody asks SES before it is
+        time."""
+        scene.people(60)
+        key = scene.ready()
+        scene.stand_in.add_faults(
+            {
+                "kind": "entry_status",
+                "status": "ACCOUNT_DAILY_QUOTA_EXCEEDED",
+                "positions": list(range(20, 50)),
+                "count": 1,
+            }
+        )
+        stop = threading.Event()
+        with sending(scene.with_threads(1), key, stop=stop) as run:
+            wait_for(lambda: scene.progress(key).waiting is not None, "the quota to be met")
+            waiting = scene.progress(key)
+            stop.set()
+        assert str(waiting.waiting).startswith("waiting for quota until 2")
+        assert run.result().end is End.STOPPED
+        assert scene.keep_promises(key) == {"sent": 20, "pending": 40}
+        unblock(scene)
+        due_now(scene, key)
+        assert scene.send(key).end is End.COMPLETE
+        assert scene.keep_promises(key) == {"sent": 60}
+        assert scene.execute("SELECT count(*) FROM mailpipe.outcome WHERE campaign_id = %(id)s",
+                             {"id": scene.campaign(key).campaign_id}) == [(0,)], "no attempt was counted"  # fmt: skip
+
 
 class TestStopping:
     def test_a_run_told_to_stop_leaves_nobody_unknown(self, scene: World) -> None:
