@@ -161,6 +161,20 @@ class TestPause:
         assert by_state == {"sent": outcome.accepted, "pending": 400 - outcome.accepted}
         assert scene.progress(key).processing_chunks == 0
 
+    def test_resumed_while_all_wait_for_the_pace_it_goes_on_at_once(self, scene: World) -> None:
+        """The run that was there goes on: nobody has to launch another one, and nothing stands still while it shows `sending`."""
+        scene.people(200)
+        key = scene.ready(chunk_size=100, rate=100)
+        with sending(scene, key) as run:
+            wait_for(lambda: accepted(scene, key) >= 50, "a call")
+            with scene.database.connection() as connection:
+                campaign.pause(connection, key, actor="ben", reason="a question")
+                campaign.resume(connection, key, actor="ben")
+            before = accepted(scene, key)
+            wait_for(lambda: accepted(scene, key) > before, "the next call", seconds=10)
+        assert run.result().end is End.COMPLETE
+        assert scene.keep_promises(key) == {"sent": 200}
+
     def test_template_and_rate_changed_at_a_fifth_hold_for_the_rest(self, scene: World) -> None:
         scene.people(1000)
         key = scene.ready(chunk_size=100, rate=1000)
