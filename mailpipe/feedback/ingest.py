@@ -36,6 +36,8 @@ BATCH = 2_000
 SOFT_BOUNCES = 3
 """A mailbox that takes nothing from so many campaigns within SOFT_WINDOW gets no more marketing."""
 SOFT_WINDOW = timedelta(days=60)
+RECORDED_WITHIN, RECORDED_LATE = 60.0, 3600.0
+"""Seconds after SES took a mail in which the record of its call is looked for: when its event comes, and when it is tried again."""
 BIND_WITHIN = timedelta(days=1)
 """So long an event that is nobody's is tried again: the record of its call may still be on its way, after a database was away."""
 
@@ -159,7 +161,7 @@ def bind_late(connection: Connection, *, limit: int = BATCH) -> int:
         bound += [_Bound(fact, body, None) for fact in facts(body) if fact.digest == bytes(digest)]
     done = Ingested()
     with connection.transaction():
-        found = [one for one in _bind(connection, bound) if one.campaign_id is not None]
+        found = [one for one in _bind(connection, bound, late=RECORDED_LATE) if one.campaign_id is not None]
         if found:
             connection.execute(
                 QUERIES["bind"],
@@ -193,7 +195,7 @@ def _translate(received: Sequence[Received]) -> tuple[Ingested, list[_Bound]]:
     return done, told
 
 
-def _bind(connection: Connection, told: Sequence[_Bound]) -> list[_Bound]:
+def _bind(connection: Connection, told: Sequence[_Bound], *, late: float = RECORDED_WITHIN) -> list[_Bound]:
     """Find the campaigns of our tags; where there are none, the person by SES's message id."""
     keys = {one.fact.campaign for one in told if one.fact.campaign is not None}
     known: dict[str, int] = {}
@@ -202,14 +204,14 @@ def _bind(connection: Connection, told: Sequence[_Bound]) -> list[_Bound]:
     bound = [replace(one, campaign_id=known[one.fact.campaign]) if one.fact.campaign in known else one for one in told]
     nobodys = [place for place, one in enumerate(bound) if not one.is_ours and one.fact.accepted_at is not None]
     if nobodys:
-        for place, campaign_id, key, seq, attempt in _by_message_id(connection, bound, nobodys):
+        for place, campaign_id, key, seq, attempt in _by_message_id(connection, bound, nobodys, late):
             fact = replace(bound[place].fact, campaign=key, seq=seq, attempt=attempt)
             bound[place] = replace(bound[place], fact=fact, campaign_id=campaign_id)
     return bound
 
 
 def _by_message_id(
-    connection: Connection, bound: Sequence[_Bound], places: Sequence[int]
+    connection: Connection, bound: Sequence[_Bound], places: Sequence[int], late: float
 ) -> Iterator[tuple[int, int, str, int, int]]:
     """(place, campaign_id, key, seq, attempt) of those whose message id stands in a recorded call."""
     rows = connection.execute(
@@ -219,6 +221,7 @@ def _by_message_id(
             "packed": [bound[place].fact.ses_id.removesuffix("-000000").replace("-", "") for place in places],
             "ids": [bound[place].fact.ses_id for place in places],
             "times": [bound[place].fact.accepted_at for place in places],
+            "late": late,
         },
     )
     for place, campaign_id, key, first_seq, positions, codes, packed, text in rows.fetchall():

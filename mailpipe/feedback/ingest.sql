@@ -4,14 +4,16 @@
 SELECT key, campaign_id FROM mailpipe.campaign WHERE key = ANY(CAST(:keys AS text[]));
 
 -- name: by_message_id
--- Calls hold their message ids packed, and no index of them: the time at which SES took the mail says where to look.
+-- Calls hold their message ids packed, and no index of them: the time at which SES took the mail says where to look, :late how many
+-- seconds after it the call may have been recorded.
 SELECT x.place, g.campaign_id, g.key, c.first_seq, CAST(k.positions AS text), k.codes, k.message_ids, k.message_ids_text
 FROM unnest(CAST(:places AS integer[]), CAST(:packed AS text[]), CAST(:ids AS text[]), CAST(:times AS timestamptz[]))
     AS x(place, packed, id, at)
-JOIN mailpipe.campaign g ON g.created_at < x.at + interval '10 minutes'
+JOIN mailpipe.campaign g ON g.created_at < x.at + make_interval(secs => :late)
+ AND (g.state IN ('sending', 'paused') OR g.changed_at > x.at - interval '1 hour')
 CROSS JOIN LATERAL (
     SELECT * FROM mailpipe.call k
-    WHERE k.campaign_id = g.campaign_id AND k.at BETWEEN x.at - interval '1 minute' AND x.at + interval '10 minutes'
+    WHERE k.campaign_id = g.campaign_id AND k.at BETWEEN x.at - interval '30 seconds' AND x.at + make_interval(secs => :late)
       AND CASE WHEN k.message_ids IS NOT NULL AND x.packed ~ '^[0-9a-f]{48}$' THEN position(decode(x.packed, 'hex') IN k.message_ids) > 0
                ELSE x.id = ANY(string_to_array(k.message_ids_text, ' ')) END
     LIMIT 1
@@ -29,8 +31,9 @@ ON CONFLICT DO NOTHING
 RETURNING at, digest;
 
 -- name: unbound
+-- The newest first: what others send through the same topic never finds anybody, and must not keep the rest waiting.
 SELECT body, digest FROM mailpipe.event
-WHERE campaign_id IS NULL AND message IS NULL AND received_at > :since ORDER BY received_at LIMIT :limit;
+WHERE campaign_id IS NULL AND message IS NULL AND received_at > :since ORDER BY received_at DESC LIMIT :limit;
 
 -- name: bind
 UPDATE mailpipe.event e SET campaign_id = x.campaign_id, seq = x.seq, attempt = x.attempt
