@@ -173,10 +173,12 @@ class _Chunk:
     origin: dict[int, int] = field(default_factory=dict)
 
     def next_batch(self, size: int) -> list[_Entry]:
+        """The people of the next call, in sending order: the ledger looks from the first of them to the last for who must not be
+        mailed, and whoever was brought to the front can have any place."""
         first = self.todo.popleft()
         if len(first) > size:
             self.todo.appendleft(first[size:])
-        return first[:size]
+        return sorted(first[:size], key=lambda one: one.person.seq)
 
 
 @dataclass
