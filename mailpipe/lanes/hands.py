@@ -20,6 +20,7 @@ from uuid import UUID
 import psycopg
 
 from mailpipe import address, campaign, pace
+from mailpipe.adapters.mime import Unfit
 from mailpipe.adapters.protocol import Adapter, Inline, Mail, Templated
 from mailpipe.db import Connection, Database
 from mailpipe.errors import CampaignError, DatabaseUnavailable
@@ -90,10 +91,11 @@ class Hands:
         ready: list[Item] = []
         unfit: list[tuple[UUID, str, str, str]] = []
         for claimed in taken:
-            if claimed.sender is not None and address.domain(claimed.sender) in self._job.marketing:
-                unfit.append((claimed.message_id, "failed", "marketing_domain", "sender"))
-                continue
             try:
+                # SQL can enqueue what the models of the API refuse.
+                if claimed.sender is not None and self._is_marketing(claimed.sender):
+                    unfit.append((claimed.message_id, "failed", "marketing_domain", "sender"))
+                    continue
                 to = address.send_form(claimed.email)
                 mail = Mail(
                     sender=claimed.sender or self._job.sender,
@@ -107,6 +109,8 @@ class Hands:
                 unfit.append((claimed.message_id, "skipped", error.reason, "email"))
             except MissingVariable as error:
                 unfit.append((claimed.message_id, "failed", "missing_variable", error.name))
+            except Unfit as error:
+                unfit.append((claimed.message_id, "failed", error.reason, str(error)))
             except CampaignError:
                 unfit.append((claimed.message_id, "failed", "template_not_found", str(claimed.template_version)))
             else:
@@ -231,7 +235,15 @@ class Hands:
     def _record(self, owner: UUID, told: Sequence[Told], *, seconds: float | None) -> None:
         self.safely(lambda connection: claims.record(connection, owner, told, seconds=seconds))
 
+    def _is_marketing(self, sender: str) -> bool:
+        """Raises Unfit."""
+        try:
+            return address.domain(sender) in self._job.marketing
+        except address.AddressError:
+            raise Unfit("invalid_mail", "sender") from None
+
     def _content(self, claimed: Claimed) -> Templated | Inline:
+        """Raises MissingVariable, Unfit, or CampaignError where the template is not known."""
         version = claimed.template_version
         if version is None:
             return Inline(str(claimed.subject), html=claimed.body_html, text=claimed.body_text)
@@ -239,6 +251,10 @@ class Hands:
         if template is None:
             template = self.safely(lambda connection: campaign.published_template(connection, version))
             self._job.templates[version] = template
+        if not template.transactional:
+            raise Unfit("marketing_template", template.name)
+        if not isinstance(claimed.variables, Mapping):
+            raise Unfit("invalid_mail", "variables")
         return Templated(template, template.data(claimed.variables, unsubscribe_url=None))
 
 

@@ -131,6 +131,27 @@ def test_what_cannot_be_made_ends_alone(box: World) -> None:
     assert reasons == {"unusable_address", "missing_variable"}
 
 
+def test_what_sql_enqueues_wrongly_stops_no_lane(box: World) -> None:
+    box.approve(box.create())
+    for wrong in (
+        "'code', '{\"code\": 1}', sender => 'nobody'",
+        "'code', '[]'",
+        "'code', '\"text\"'",
+        "'hello'",
+    ):
+        box.execute(f"SELECT mailpipe.enqueue('a@mail.example.com', {wrong}, lane => 'critical')")
+    enqueue(box, spec())
+    with working(box, names=["critical"]):
+        wait_until(box, sent=1, failed=4)
+    found = box.execute("SELECT reason, detail FROM mailpipe.message WHERE state = 'failed' ORDER BY reason, detail")
+    assert found == [
+        ("invalid_mail", "sender"),
+        ("invalid_mail", "variables"),
+        ("invalid_mail", "variables"),
+        ("marketing_template", "hello"),
+    ]
+
+
 def test_a_code_that_is_too_late_is_dropped_and_seen(box: World) -> None:
     enqueue(box, spec(expires_in=0.001), spec(2, expires_in=60), spec(3))
     box.execute("UPDATE mailpipe.message SET send_at = send_at - interval '11 minutes' WHERE expires_at IS NULL")
