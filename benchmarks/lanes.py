@@ -31,6 +31,7 @@ from mailpipe.db import Connection
 from mailpipe.lane import NAMES
 from mailpipe.lanes import claims
 from mailpipe.outbox import MessageSpec
+from mailpipe.pace import rule
 from mailpipe.ses import client
 from mailpipe.settings import Settings
 from mailpipe.simulator.child import StandIn
@@ -57,8 +58,8 @@ def main() -> None:
             campaign.publish(connection, base.settings, ses, "login_code")
             result: dict[str, Any] = {"delayed_messages": delayed, "rate": chosen.rate, "latency_ms": LATENCY_MS}
             result |= _queue(connection, delayed)
-            people = ground.people(round(chosen.rate * (seconds + 12)), ground.mailable)
-            ground.build(connection, people)
+            # Enough for chunks of 500 people, whatever the traffic takes: calls of 47 do not divide smaller ones well.
+            ground.build(connection, max(50_000, round(chosen.rate * (seconds + 20))))
         base.create(KEY, ses)
         base.freeze(KEY)
         result |= _traffic(base, stand_in, seconds, chosen.burst)
@@ -208,7 +209,10 @@ def _wait_for_both(base: Ground) -> None:
     while time.monotonic() < deadline:
         with base.database.connection() as connection:
             row = connection.execute(
-                "SELECT EXISTS (SELECT FROM mailpipe.lane_worker WHERE threads <> '{}'), EXISTS (SELECT FROM mailpipe.call)"
+                # The pace lets go of the reserve within this time; see `mailpipe/pace/rule.py`.
+                "SELECT EXISTS (SELECT FROM mailpipe.lane_worker WHERE started_at < clock_timestamp() - make_interval(secs => %s)),"
+                " EXISTS (SELECT FROM mailpipe.call)",
+                (rule.SETTLE + 1.0,),
             ).fetchone()
         if row == (True, True):
             return

@@ -19,7 +19,6 @@ from uuid import UUID
 import psycopg
 
 from mailpipe import pace
-from mailpipe.adapters.protocol import divide
 from mailpipe.db import Connection
 from mailpipe.errors import DatabaseUnavailable
 from mailpipe.lane import may_leave, more_threads
@@ -190,7 +189,7 @@ class Crew:
             try:
                 slot = hands.slot(items)
                 if slot is not None:
-                    self._gather(slot)
+                    self._gather(items, slot)
             except BaseException:
                 with self._changed:
                     self._busy -= 1
@@ -199,10 +198,15 @@ class Crew:
         finally:
             self._pacing.release()
 
-    def _gather(self, slot: pace.Slot) -> None:
-        """Keep the others from looking for a slot of their own while ours is far and nobody waits."""
+    def _gather(self, items: list[Item], slot: pace.Slot) -> None:
+        """Let those who come until the slot is near join its call, if it is for more. Who does not fit looks for another slot."""
+        limit = min(self._call, slot.call_size, items[0].most)
         with self._changed:
-            while not self._ready and not self._job.stop.is_set() and (rest := slot.wait - _NEAR) > 0:
+            while not self._job.stop.is_set():
+                items += self._pop(limit - len(items), items[0])
+                rest = slot.wait - _NEAR
+                if self._ready or rest <= 0 or len(items) >= limit:
+                    return
                 self._changed.wait(rest)
 
     def _next(self) -> list[Item]:
@@ -212,18 +216,22 @@ class Crew:
                 self._changed.wait(_LOOK)
             if not self._ready:
                 return []
-            first = self._ready[0]
-            near = [item for item in islice(self._ready, 4 * self._call) if item.owner == first.owner]
-            places = divide(self._job.adapter, [item.mail for item in near], most=min(self._call, first.most))[0]
-            items = [near[place] for place in places]
-            if items == list(islice(self._ready, len(items))):
-                for _ in items:
-                    self._ready.popleft()
-            else:
-                taken = {item.message_id for item in items}
-                self._ready = deque(item for item in self._ready if item.message_id not in taken)
+            first = self._ready.popleft()
             self._busy += 1
-            return items
+            return [first, *self._pop(min(self._call, first.most) - 1, first)]
+
+    def _pop(self, most: int, first: Item) -> list[Item]:
+        """Take at most so many of those that wait and may share a call with `first`."""
+        group = self._job.adapter.shares(first.mail)
+        if group is None or most < 1 or first.most == 1:
+            return []
+        near = islice(self._ready, 4 * self._call)
+        alike = [item for item in near if item.owner == first.owner and self._job.adapter.shares(item.mail) == group]
+        taken = alike[:most]
+        gone = {item.message_id for item in taken}
+        if gone:
+            self._ready = deque(item for item in self._ready if item.message_id not in gone)
+        return taken
 
     def _leaves(self, idle_for: float) -> bool:
         with self._changed:

@@ -128,14 +128,14 @@ class Hands:
                 look_at = time.monotonic() + _EXPIRY_EVERY
                 self.expire(items)
                 continue
-            wanted = len(items)
-            slot = self.safely(
-                lambda connection: self._job.pace.take(connection, patience=PATIENCE, lead=lead, recipients=wanted)  # noqa: B023
-            )
+            slot = self.safely(lambda connection: self._take(connection, len(items), lead))
             if isinstance(slot, pace.Slot):
                 return slot
             self._job.stop.wait(min(slot.wait, 1.0))
         return None
+
+    def _take(self, connection: Connection, number: int, lead: float) -> pace.Slot | pace.Refusal:
+        return self._job.pace.take(connection, patience=PATIENCE, lead=lead, recipients=number, roomy=True)
 
     def expire(self, items: list[Item]) -> None:
         """None of them shall use up a slot that comes too late for it."""

@@ -103,8 +103,11 @@ class Request:
         return not self.lines and not self.counters
 
 
-def requests(limits: Limits, lane: LaneName, campaign_id: int | None, recipients: int | None) -> list[Request]:
-    """What one who wants slots asks for, best first: transactional lanes their reserve and then a slot of bulk."""
+def requests(
+    limits: Limits, lane: LaneName, campaign_id: int | None, recipients: int | None, *, roomy: bool = False
+) -> list[Request]:
+    """What one who wants slots asks for, best first: transactional lanes their reserve and then a slot of bulk. `roomy`: a slot of
+    whole calls is wanted for as many as it can take, because it costs as much for one as for all of them."""
     split = limits.split
     if split is None or limits.account is None or limits.account >= UNREACHABLE:
         line, reserve = None, None
@@ -126,6 +129,8 @@ def requests(limits: Limits, lane: LaneName, campaign_id: int | None, recipients
                 counters=counters,
             )
         )
+    if roomy and line is not None and not line.unit:
+        wanted = max(1, limits.call_size if left is None else min(limits.call_size, left))
     request = Request(wanted, (), (), (), counters=counters)
     if line is not None:
         request = _and(request, "mailpipe.pace_account", line.gap(wanted) * limits.stretch, line.tag)
@@ -249,13 +254,14 @@ class Pace:
         lead: float = 0.0,
         recipients: int | None = None,
         families: Mapping[str, int] | None = None,
+        roomy: bool = False,
     ) -> Slot | Refusal:
         """Book the next slot that lies `lead` to `patience` seconds ahead. What is booked stays spent, whatever happens.
 
         No slot is booked further ahead than the lane allows (`rule.AHEAD`): a refusal then says when to come again. `recipients`:
         how many the call will have; None: as many as a call may have. A slot is for no more than it says. `families`: how many of
-        them are of each provider. The connection must be in no transaction: one that commits later would keep the limiter to
-        itself until then.
+        them are of each provider. `roomy`: the slot may be for more, where that costs nothing; who comes later can join. The
+        connection must be in no transaction: one that commits later would keep the limiter to itself until then.
         """
         limits = self.limits(connection)
         blocked = (limits.blocked_for or 0.0) - (time.monotonic() - self._read_at)
@@ -272,7 +278,7 @@ class Pace:
             if patient and rest > 0:
                 return Refusal(rest)
             patience = min(patience, max(rule.AHEAD[self._lane], lead + 0.1))
-            wanted = requests(limits, self._lane, self._campaign_id, recipients)
+            wanted = requests(limits, self._lane, self._campaign_id, recipients, roomy=roomy)
             if families:
                 capped = [with_providers(request, limits, families) for request in wanted]
                 wanted = [request for request in capped if request is not None]

@@ -12,7 +12,7 @@ from tests.crash.program import Fault
 from tests.messages import accepted, clean, enqueue, keep_promises, publish, spec, states
 from tests.support import wait_for
 
-LEASE = 0.6
+LEASE = 1.5
 EACH = 30
 """Messages of `critical`, which sends once more what is unknown, and of `high`, which holds it."""
 KILLS = [
