@@ -239,7 +239,7 @@ def test_a_fault_is_one_request_on_the_wire_and_is_called_by_its_name(
     server = serve(fault)
     answer = client(server.url).send(REQUEST)
     assert [(result.kind, result.reason) for result in answer.results] == [(kind, reason)] * 2
-    assert answer.blocked == ("rate" if reason == "account_throttled" else None)
+    assert answer.blocked == ("calls" if reason == "account_throttled" else None)
     [request] = server.requests
     assert request.headers["amz-sdk-request"] == "attempt=1; max=1"
 
