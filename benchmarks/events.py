@@ -26,7 +26,7 @@ from benchmarks import ground
 from benchmarks.ground import Ground, say
 from mailpipe import send
 from mailpipe.db import Database
-from mailpipe.feedback.poll import poll
+from mailpipe.feedback.poll import poll, step_back
 from mailpipe.settings import Settings
 from mailpipe.simulator.child import StandIn
 
@@ -206,6 +206,7 @@ def _read(url: str, config: Settings, endpoint: str, once: bool, pipe: Pipe, sto
 
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    step_back()
     database = Database(parse_url(url).set(drivername="postgresql+psycopg"), pool_size=6)
     told = threading.Event()
 

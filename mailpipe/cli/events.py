@@ -66,6 +66,7 @@ def poll(queue_url: str, once: bool, endpoint: str | None, as_json: bool) -> Non
     A message is deleted from the queue once its event is on disk. A database that is away is waited for.
     """
     config = session.load()
+    poller.step_back()
     with session.database(config, pool_size=READERS + 1) as database, told_to_stop() as stop:
         done = poller.poll(
             database,

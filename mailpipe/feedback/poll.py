@@ -7,6 +7,7 @@ is counted and deleted, or it would come back for ever.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 import time
@@ -33,12 +34,19 @@ GATHER = 0.5
 WAIT = 10
 """Seconds that SQS waits for a message (long polling)."""
 _IDLE = 0.5
+_NICE = 5
 _REST = 1.0
 _LONGEST_REST = 30.0
 _PAGE = 10
 _queue = re.compile(r"https?://[^/\s]+/.+").fullmatch
 
 Report = Callable[[Ingested], None]
+
+
+def step_back() -> None:
+    """Let senders on this machine go first, for the whole process: their slots are moments, events can wait."""
+    if hasattr(os, "nice"):
+        os.nice(_NICE)
 
 
 def poll(

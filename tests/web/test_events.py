@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -182,3 +185,20 @@ def take_all(world: World) -> Any:
     return poll(
         world.database, world.settings, QUEUE, endpoint=world.stand_in.url, stop=threading.Event(), once=True, readers=2
     )
+
+
+def test_the_command_empties_a_queue_and_says_what_it_took(database: Database, tmp_path: Path) -> None:
+    with make_world(database, tmp_path, sqs=True) as world:
+        world.people(20)
+        key = world.ready()
+        world.send(key)
+        environ = {
+            "MAILPIPE_DATABASE_URL": database.url.render_as_string(hide_password=False), "MAILPIPE_VAR": str(tmp_path),
+            "MAILPIPE_SES_ENDPOINT": world.stand_in.url, "MAILPIPE_ALLOW_UNSAFE_DURABILITY": "1", "PATH": os.environ["PATH"],
+        }  # fmt: skip
+        command = [sys.executable, "-m", "mailpipe", "events", "poll", "--queue-url", QUEUE, "--once", "--json"]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True)
+        told = json.loads(done.stdout)
+        assert (told["read"], told["folded"], told["malformed"]) == (40, 40, 0)
+        assert world.stand_in.state()["queued"] == 0
+        assert told_of(world, key) == {"send": 20, "delivery": 20}
