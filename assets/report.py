@@ -13,6 +13,7 @@ from assets.resources import DatabaseResource
 from assets.snapshot import GROUP
 from mailpipe import breaker, campaign, invariant, report
 from mailpipe.db import Connection
+from mailpipe.feedback import summary
 
 
 @dg.asset(
@@ -30,6 +31,7 @@ def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResourc
         reasons = report.reasons(connection, context.partition_key)
         rate = report.measured_rate(connection, context.partition_key)
         found = campaign.get(connection, context.partition_key)
+        complaints = summary.complaints(connection, context.partition_key)
         gmail = breaker.gmail_share(connection, found.campaign_id)
         spam = breaker.postmaster(connection, found.spec.sender_domain)
     context.log.info(f"campaign {now.campaign} is {now.state}: {now.sent} of {now.total} sent")
@@ -47,6 +49,11 @@ def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResourc
             {"state": str, "reason": str, "people": int},
         ),
     }
+    for name, groups in complaints.items():
+        metadata[f"complaints_by_{name}"] = table(
+            [{name: one.value, "sent": one.sent, "complaints": one.complaints} for one in groups],
+            {name: str, "sent": int, "complaints": int},
+        )
     if now.delivery_p95_seconds is not None:
         metadata["delivery_p95_seconds"] = now.delivery_p95_seconds
     if gmail is not None:

@@ -8,13 +8,16 @@ from typing import Any
 
 from psycopg.rows import class_row
 
-from mailpipe import breaker, campaign, latency, report
+from mailpipe import breaker, campaign, latency, report, snapshot
 from mailpipe.breaker import Finding
 from mailpipe.db import Connection, queries
 from mailpipe.errors import CampaignError
 from mailpipe.feedback import machine
 
 QUERIES = queries.beside(__file__)
+
+TELLING = ("tier", "source", "last_login_at")
+"""Columns of a segment by which complaints are shown, where it selects them."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,18 @@ def summary(connection: Connection, key: str) -> Summary:
         postmaster=breaker.postmaster(connection, found.spec.sender_domain),
         engagement=machine.counts(connection, found.campaign_id),
     )
+
+
+def complaints(connection: Connection, key: str) -> dict[str, list[Group]]:
+    """Who complains, by those of TELLING that the campaign's segment selects; empty before there are complaints or a snapshot.
+
+    Raises CampaignError: there is no such campaign.
+    """
+    found = campaign.get(connection, key)
+    taken = snapshot.get(connection, found.campaign_id)
+    if taken is None or not report.events(connection, found.campaign_id).get("complaint"):
+        return {}
+    return {name: by_variable(connection, key, name) for name in TELLING if name in taken.variables}
 
 
 def by_variable(connection: Connection, key: str, variable: str) -> list[Group]:

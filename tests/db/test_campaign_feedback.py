@@ -69,6 +69,7 @@ def test_complaints_are_told_by_tier_and_by_the_age_of_the_last_login(
         by_login = {
             one.value: (one.sent, one.complaints) for one in summary.by_variable(connection, key, "last_login_at")
         }
+        assert list(summary.complaints(connection, key)) == ["tier", "last_login_at"]
         assert by_login == {"up to 30 days": (3, 0), "up to 90 days": (6, 2), "up to a year": (1, 1)}
         with pytest.raises(CampaignError, match="They have: first_name, city, tier, last_login_at"):
             summary.by_variable(connection, key, "source")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import dagster as dg
 
 from assets.checks import of_finding
+from assets.report import campaign_report
+from assets.resources import DatabaseResource
 from mailpipe.breaker import Counts, assess
 from mailpipe.feedback.upkeep import Kept
 from mailpipe.lines import Lines
 from sensors.breaker import breaker, told
-from tests.db.test_feedback import COMPLAINT, take
+from tests.db.test_campaign_feedback import TIERED
+from tests.db.test_feedback import COMPLAINT, DELIVERY, take
 from tests.db.test_feedback import told as event
 from tests.faces.conftest import Faces
 from tests.faces.test_sensors import tick
@@ -44,3 +49,19 @@ def test_the_second_look_pauses_what_the_first_did_not(faces: Faces) -> None:
     assert isinstance(skipped, dg.SkipReason | type(skipped))
     assert world.campaign(key).state == "paused"
     assert key in str(skipped.skip_message)
+
+
+def test_the_report_of_a_campaign_tells_who_complains_and_checks_its_rates(faces: Faces) -> None:
+    world = faces.world
+    (world.settings.segments / "tiered.sql").write_text(TIERED)
+    world.people(10)
+    key = world.ready(segment="tiered", lines={"complaints": 0.2, "complaints_after": 5})
+    world.send(key)
+    take(world, event(COMPLAINT, key, 5), event(COMPLAINT, key, 6), event(DELIVERY, key, 1))
+    with dg.build_asset_context(partition_key=key) as context:
+        result = cast(dg.MaterializeResult[Any], campaign_report(context, database=DatabaseResource()))
+    metadata: dict[str, Any] = dict(result.metadata or {})
+    assert metadata["share_at_gmail"] == 0
+    assert 9 < metadata["delivery_p95_seconds"] < 12
+    rows = [dict(record.data) for record in metadata["complaints_by_tier"].records]
+    assert rows[0] == {"tier": "basic", "sent": 6, "complaints": 2}
