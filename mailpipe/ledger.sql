@@ -145,14 +145,18 @@ late AS (
 ),
 gone AS (
     DELETE FROM mailpipe.outcome o USING late
-    WHERE o.campaign_id = :campaign_id AND o.seq = late.seq AND late.state IN ('sent', 'again') AND o.attempt = 1
+    WHERE o.campaign_id = :campaign_id AND o.seq = late.seq AND o.attempt = 1
+      AND (late.state = 'sent' OR late.state = 'again' AND o.tries = 0)
 ),
 changed AS (
     UPDATE mailpipe.outcome o
-    SET state = CASE late.state WHEN 'again' THEN 'retry' ELSE late.state END, reason = late.reason, detail = late.detail,
-        tries = late.tries, at = clock_timestamp()
+    -- Refusals that were counted before stay counted; the sweeper has overwritten what they were called.
+    SET state = CASE late.state WHEN 'again' THEN 'retry' ELSE late.state END, detail = late.detail,
+        reason = CASE WHEN late.state = 'again' AND o.attempt = 1 THEN 'transient_failure' ELSE late.reason END,
+        tries = CASE late.state WHEN 'again' THEN o.tries ELSE late.tries END, at = clock_timestamp()
     FROM late
-    WHERE o.campaign_id = :campaign_id AND o.seq = late.seq AND (late.state IN ('failed', 'retry') OR o.attempt > 1)
+    WHERE o.campaign_id = :campaign_id AND o.seq = late.seq
+      AND (late.state IN ('failed', 'retry') OR o.attempt > 1 OR late.state = 'again' AND o.tries > 0)
 ),
 totals AS (
     SELECT count(*) FILTER (WHERE state = 'sent') AS sent, count(*) FILTER (WHERE state = 'failed') AS failed,

@@ -660,6 +660,21 @@ class TestRetractRefuseRelease:
         assert table.row() == "---"
         assert table.chunk()["owner"] == ("quick" if in_other_hands else None)
 
+    def test_counted_refusals_of_the_freed_stay_counted(self, make: Any) -> None:
+        table: Table = make(2)
+        held = table.hold()
+        table.record(held, table.call(held, 1, 2), answer(RETRY, SENT))
+        opened = table.call(held, 1)
+        table.expire()
+        assert table.row() == "us"
+        ledger.retract(table.connection, held, opened)
+        assert table.row() == "-s"
+        assert table.outcomes() == [(1, "retry", "transient_failure", 1)]
+        last = table.hold()
+        (person,) = table.people(last)
+        table.record(last, table.call(last, 1), answer(SENT), {1: person.tries})
+        assert (table.row(), table.outcomes()) == ("ss", [])
+
     @pytest.mark.parametrize("late", [False, True])
     def test_a_second_time_it_frees_nobody_of_another_call(self, make: Any, late: bool) -> None:
         """The answer of the first time was lost on its way, so it is done again."""
