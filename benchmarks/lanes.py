@@ -72,7 +72,7 @@ def _queue(connection: Connection, delayed: int) -> dict[str, Any]:
     owner = uuid4()
     claims.register(connection, owner, seconds=3600)
     first = _looks(connection, owner)
-    own = min(delayed, 40_000)
+    own = min(delayed, 20_000)
     say(f"enqueueing {own:,} delayed messages in batches of {BATCH:,}, then {delayed - own:,} by one statement")
     begun = time.monotonic()
     for start in range(0, own, BATCH):
@@ -231,12 +231,14 @@ def _send_messages(base: Ground, seconds: float, burst: int) -> None:
             time.sleep(max(0.0, begun + at - time.monotonic()))
             if bursts and at > bursts[0]:
                 bursts.pop(0)
-                outbox.enqueue_many(connection, [_code(number + 500_000 + i) for i in range(burst)])
+                outbox.enqueue_many(
+                    connection, [_code(number + 1_000_000 * (3 - len(bursts)) + i) for i in range(burst)]
+                )
             number += 1
             outbox.enqueue(connection, _code(number))
             if number % 12 == 0:
                 lane = NAMES[1 + number // 12 % 3]
-                outbox.enqueue(connection, _code(number + 250_000, lane=lane, delay=chance.choice([None, 0.5])))
+                outbox.enqueue(connection, _code(number, lane=lane, delay=chance.choice([None, 0.5])))
 
 
 def _wait_for_the_last(base: Ground) -> None:

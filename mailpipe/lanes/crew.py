@@ -189,6 +189,8 @@ class Crew:
             try:
                 slot = hands.slot(items)
                 if slot is not None:
+                    self._give(items[slot.call_size :], first=True)
+                    del items[slot.call_size :]
                     self._gather(items, slot)
             except BaseException:
                 with self._changed:

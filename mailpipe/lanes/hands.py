@@ -151,21 +151,20 @@ class Hands:
             self.safely(lambda connection: claims.release(connection, owner, ids))  # noqa: B023
 
     def call(self, items: Sequence[Item], slot: pace.Slot) -> list[Item]:
-        """Make one call, of as many as the slot allows. Answers what is still to be sent, at once and by whoever is free."""
+        """Make one call, of no more than the slot allows. Answers what is still to be sent, at once and by whoever is free."""
         if self._job.stop.wait(max(0.0, slot.wait - 2 * self._open_seconds - _LEAD)):
             return list(items)
-        batch, rest = list(items[: slot.call_size]), list(items[slot.call_size :])
-        opened = self._open(batch)
-        chosen = [item for item in batch if item.message_id in opened]
+        opened = self._open(items)
+        chosen = [item for item in items if item.message_id in opened]
         if not chosen:
             self._job.pace.give_back(slot.call_size)
-            return rest
+            return []
         mails = [replace(item.mail, tags=_tags(item.message_id, opened[item.message_id].attempt)) for item in chosen]
         try:
             answer = self._job.adapter.send(mails, slot_at=slot.at, lateness=slot.lateness)
         except SlotMissed:
             self._job.pace.give_back(slot.call_size)
-            return self._retract(chosen, opened) + rest
+            return self._retract(chosen, opened)
         self._job.pace.give_back(slot.call_size - sum(result.kind is not Kind.AGAIN for result in answer.results))
         if answer.halt is not None:
             LOG.error("lane %s: %s", self._job.lane.name, answer.halt)
@@ -174,13 +173,13 @@ class Hands:
             self.safely(lambda connection: self._job.pace.block(connection, reason))
         if answer.split and len(chosen) > 1:
             half = (len(chosen) + 1) // 2
-            return [replace(item, most=half) for item in self._retract(chosen, opened)] + rest
+            return [replace(item, most=half) for item in self._retract(chosen, opened)]
         told = [
             self._told(item, opened[item.message_id], result)
             for item, result in zip(chosen, answer.results, strict=True)
         ]
         self._record(chosen[0].owner, told, seconds=answer.seconds)
-        return rest
+        return []
 
     def safely(self, step: Callable[[Connection], T]) -> T:
         """Run a step that may be repeated; a lost database is waited for."""
