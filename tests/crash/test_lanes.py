@@ -58,6 +58,8 @@ def in_call(crash: Crash) -> dict[str, str]:
 def finish(crash: Crash, opened: dict[str, str]) -> None:
     """Another process does the rest; only who was in an open call may be unknown or get a second attempt."""
     other = crash.start("", lanes=("critical", "high"), lease=LEASE)
+    working = "SELECT 1 FROM mailpipe.lane_worker WHERE pid = %(pid)s"
+    wait_for(lambda: bool(crash.world.execute(working, {"pid": other.pid})), "the other process to begin")
     wait_for(lambda: not states(crash.world).keys() & {"pending", "sending"}, "everything to end", seconds=30)
     other.signal(signal.SIGTERM)
     other.wait_done()
