@@ -197,13 +197,22 @@ queued AS (
 )
 SELECT message_id FROM changed;
 
+-- name: bury
+-- Before `seize`, in one transaction: a beat of that moment either comes first, and the process lives, or finds its row gone.
+DELETE FROM mailpipe.lane_worker WHERE leased_until < clock_timestamp();
+
+-- name: seize
+-- The claims of the dead. Whatever their process is writing at this moment is waited for; `sweep` then sees what it wrote.
+DELETE FROM mailpipe.outbox_claim c
+WHERE NOT EXISTS (SELECT FROM mailpipe.lane_worker w WHERE w.owner = c.owner)
+RETURNING c.message_id, c.owner, c.opened_at;
+
 -- name: sweep
--- The claims of processes whose lease has run out. What was in no call goes back to the queue. What was in one is `unknown`, or, in
--- the lanes that resend and once only, goes back as a new attempt.
+-- What was in no call goes back to the queue. What was in one is `unknown`, or, in the lanes that resend and once only, goes back as a
+-- new attempt.
 WITH lost AS (
-    DELETE FROM mailpipe.outbox_claim c
-    WHERE NOT EXISTS (SELECT FROM mailpipe.lane_worker w WHERE w.owner = c.owner AND w.leased_until > clock_timestamp())
-    RETURNING c.message_id, c.owner, c.opened_at
+    SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:owners AS uuid[]), CAST(:opened_ats AS timestamptz[]))
+        AS x(message_id, owner, opened_at)
 ),
 decided AS (
     SELECT l.*, m.attempt, m.calls,
@@ -213,6 +222,7 @@ decided AS (
                 ELSE 'unknown' END AS state
     FROM lost l JOIN mailpipe.message m USING (message_id)
     WHERE m.state = 'pending' OR m.state = 'sending' AND l.opened_at IS NOT NULL
+    FOR UPDATE OF m
 ),
 changed AS (
     UPDATE mailpipe.message m
@@ -234,7 +244,3 @@ queued AS (
     SELECT lane, due_at, message_id FROM changed WHERE state = 'pending'
 )
 SELECT message_id, state FROM changed;
-
--- name: bury
--- Long after its lease, so that whoever wakes up late still finds nothing to act on.
-DELETE FROM mailpipe.lane_worker WHERE leased_until < clock_timestamp();

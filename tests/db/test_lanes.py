@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -11,9 +12,12 @@ from uuid import uuid4
 import pytest
 
 from mailpipe import outbox, suppression
+from mailpipe.db import Connection
 from mailpipe.errors import CampaignError, SettingsError
 from mailpipe.lane import DEFAULTS, Lane
 from mailpipe.lanes import claims
+from mailpipe.lanes.outcome import Next
+from mailpipe.ses.answer import Kind, Result
 from mailpipe.suppression import Entry
 from tests.messages import (
     accepted,
@@ -316,3 +320,67 @@ def test_who_is_silent_for_too_long_opens_nothing_and_gives_back_what_it_holds(b
         [again] = claims.claim(connection, "critical", owner, mark=None, most=5)
         assert claims.open_call(connection, owner, {again.message_id: "person1@mail.example.com"}, validity=600)
         claims.leave(connection, owner)
+
+
+KEY = "person1@mail.example.com"
+
+
+@pytest.mark.parametrize("step", ["open", "retract", "record", "beat"])
+def test_who_is_swept_in_the_middle_of_a_step_loses_and_doubles_nothing(box: World, step: str) -> None:
+    """A process that stood still for its whole lease goes on in the very moment in which another one sweeps up after it."""
+    [one] = enqueue(box, spec(lane="high"))
+    owner = uuid4()
+
+    def sweep() -> int:
+        with box.database.connection() as other:
+            return claims.sweep(other, resend=["critical"])
+
+    with box.database.connection() as connection, ThreadPoolExecutor(1) as pool:
+        claims.register(connection, owner, seconds=60)
+        [taken] = claims.claim(connection, "high", owner, mark=None, most=5)
+        if step != "open":
+            opened = claims.open_call(connection, owner, {taken.message_id: KEY}, validity=600)[taken.message_id]
+        if step == "open":
+            box.execute("UPDATE mailpipe.lane_worker SET leased_until = clock_timestamp() + interval '0.3 s'")
+        with connection.transaction():
+            if step == "open":
+                assert claims.open_call(connection, owner, {taken.message_id: KEY}, validity=600)
+                wait_for(lambda: expired(connection), "the lease to run out")
+            elif step == "retract":
+                claims.retract(connection, owner, [taken.message_id])
+                expire(box)
+            elif step == "record":
+                told = claims.Told(taken.message_id, opened, Result(Kind.AGAIN, "not_sent"), Next("pending", 1, 1))
+                claims.record(connection, owner, [told], seconds=None)
+                expire(box)
+            else:
+                expire(box)
+                assert claims.beat(connection, owner, seconds=60, threads={})
+            sweeping = pool.submit(sweep)
+            wait_for(lambda: sweeping.done() or waits(box), "the sweeper")
+        sweeping.result()
+        found = look(box, one.message_id)
+        if step == "open":
+            assert (found.state, found.attempt) == ("unknown", 1), "a call may have been made"
+        elif step == "beat":
+            assert found.state == "sending", "who lives keeps what it holds"
+            claims.leave(connection, owner)
+            assert sweep() == 1
+        else:
+            assert (found.state, found.attempt, queued(box)) == ("pending", 1, [one.message_id])
+
+
+def expire(box: World) -> None:
+    box.execute("UPDATE mailpipe.lane_worker SET leased_until = clock_timestamp() - interval '1 s'")
+
+
+def expired(connection: Connection) -> bool:
+    [(over,)] = connection.execute("SELECT leased_until < clock_timestamp() FROM mailpipe.lane_worker").fetchall()
+    return bool(over)
+
+
+def waits(box: World) -> bool:
+    """Whether somebody waits for a lock."""
+    return bool(
+        box.execute("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+    )
