@@ -6,11 +6,11 @@ SELECT clock_timestamp() - make_interval(secs => :settled), date_trunc('day', cl
 
 -- name: campaigns
 SELECT g.campaign_id, g.key AS campaign, coalesce(g.spec ->> 'lane', 'normal') AS lane, g.state,
-       coalesce(sum(c.size - bit_count(c.finished) - bit_count(c.opened)) FILTER (WHERE c.state <> 'cancelled'), 0) AS pending,
+       coalesce(sum(c.size - bit_count(c.finished) - bit_count(c.opened)) FILTER (WHERE c.state NOT IN ('cancelled', 'expired')), 0) AS pending,
        coalesce(sum(bit_count(c.opened)), 0) AS sending,
        coalesce(sum(c.sent), 0) AS sent, coalesce(sum(c.failed), 0) AS failed, coalesce(sum(c.unknown), 0) AS unknown,
        coalesce(sum(c.skipped), 0)
-           + coalesce(sum(c.size - bit_count(c.finished)) FILTER (WHERE c.state = 'cancelled'), 0) AS skipped,
+           + coalesce(sum(c.size - bit_count(c.finished)) FILTER (WHERE c.state IN ('cancelled', 'expired')), 0) AS skipped,
        count(*) FILTER (WHERE c.state = 'pending') AS pending_chunks, count(*) FILTER (WHERE c.state = 'leased') AS leased_chunks,
        CAST(greatest(0, coalesce(extract(epoch FROM clock_timestamp() - min(c.due_at) FILTER (WHERE c.state = 'pending')), 0))
             AS double precision) AS oldest_age

@@ -71,6 +71,20 @@ def test_a_campaign_under_way_is_told_as_the_ledger_has_it(scene: World, web: We
     assert 0 < of(numbers, "mailpipe_pace_utilisation_ratio") < 1
 
 
+def test_people_whose_mail_has_expired_are_told_as_skipped(scene: World, web: Web) -> None:
+    scene.people(20)
+    key = scene.ready(lane="low")
+    chosen = {"id": scene.campaign(key).campaign_id}
+    scene.execute("UPDATE mailpipe.campaign SET state = 'sending' WHERE campaign_id = %(id)s", chosen)
+    scene.execute("UPDATE mailpipe.chunk SET state = 'expired' WHERE campaign_id = %(id)s", chosen)
+    numbers, now = read(web), scene.progress(key)
+    told = {
+        state: of(numbers, "mailpipe_campaign_recipients", campaign=key, lane="low", state=state)
+        for state in ("pending", "skipped")
+    }
+    assert told == {"pending": now.pending, "skipped": now.skipped} == {"pending": 0, "skipped": 20}
+
+
 def test_what_is_over_or_has_not_begun_is_not_told(scene: World, web: Web) -> None:
     scene.people(5)
     scene.create(key="not-begun")
