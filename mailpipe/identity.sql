@@ -19,5 +19,5 @@ RETURNING mark;
 
 -- name: accepted_last_day
 SELECT (SELECT coalesce(sum(c.accepted), 0)
-        FROM mailpipe.campaign g JOIN mailpipe.call c USING (campaign_id) WHERE c.at > clock_timestamp() - interval '1 day')
+        FROM mailpipe.campaign g JOIN mailpipe.call c USING (campaign_id) WHERE c.at > statement_timestamp() - interval '1 day')
      + (SELECT count(*) FROM mailpipe.message_call m WHERE m.result = 'sent' AND m.at > statement_timestamp() - interval '1 day');

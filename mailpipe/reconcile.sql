@@ -1,4 +1,5 @@
--- What wants a worker. It only reads.
+-- What wants a worker. It only reads. Calls are asked for by the statement's time: by the clock's, which may be another for each row, no
+-- index can be asked, and all calls that there ever were would be read.
 
 -- name: unattended
 SELECT g.key, CAST(min(c.slice) AS integer) AS first_slice, CAST(max(c.slice) AS integer) AS last_slice
@@ -9,5 +10,5 @@ WHERE g.state = 'sending'
   AND NOT EXISTS (SELECT FROM mailpipe.chunk l WHERE l.campaign_id = g.campaign_id
                   AND l.state = 'leased' AND l.leased_until > clock_timestamp())
   AND NOT EXISTS (SELECT FROM mailpipe.call k WHERE k.campaign_id = g.campaign_id
-                  AND k.at > clock_timestamp() - make_interval(secs => :quiet))
+                  AND k.at > statement_timestamp() - make_interval(secs => :quiet))
 GROUP BY g.campaign_id ORDER BY g.campaign_id;

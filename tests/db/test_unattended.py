@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from mailpipe import reconcile
+from collections.abc import Iterator
+from typing import Any
+
+from mailpipe import identity, reconcile
 from tests.support import World
 
 CHUNKS = 2_000
@@ -42,3 +45,34 @@ def test_an_idle_campaign_is_left_alone_and_the_due_half_of_it_is_found(world: W
     world.execute("UPDATE mailpipe.chunk SET due_at = now() WHERE state = 'pending'")
     with world.database.connection() as connection:
         assert reconcile.unattended(connection) == [reconcile.Unattended(key, 50, 99)]
+
+
+def test_calls_are_looked_up_by_campaign_and_time(world: World) -> None:
+    """Of millions of old calls none is read, when a sensor looks every minute and when a run begins."""
+    key = a_million(world)
+    number = {"id": world.campaign(key).campaign_id}
+    world.execute(
+        "INSERT INTO mailpipe.call (campaign_id, chunk_no, no, at, seconds, positions, accepted, message_ids)"
+        " SELECT %(id)s, n, 1000, now() - interval '2 days', 0.1, B'1', 1, decode(repeat('00', 24), 'hex')"
+        " FROM generate_series(1, 20000) AS n",
+        number,
+    )
+    world.execute("UPDATE mailpipe.campaign SET state = 'sending' WHERE campaign_id = %(id)s", number)
+    world.execute("UPDATE mailpipe.chunk SET due_at = now() WHERE state = 'pending'")
+    world.execute("ANALYZE mailpipe.call")
+    for statement, given in (
+        (reconcile.QUERIES["unattended"], {"quiet": 60.0}),
+        (identity.QUERIES["accepted_last_day"], {}),
+    ):
+        with world.database.connection() as connection:
+            [(plan,)] = connection.execute(b"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) " + statement, given).fetchall()
+        read = [one for one in scans(plan[0]["Plan"]) if one["Relation Name"] == "call"]
+        assert read
+        assert all("at" in one.get("Index Cond", "") and not one.get("Rows Removed by Filter") for one in read), read
+
+
+def scans(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if "Relation Name" in plan:
+        yield plan
+    for one in plan.get("Plans", []):
+        yield from scans(one)

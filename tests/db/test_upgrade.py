@@ -67,7 +67,7 @@ def test_a_campaign_that_was_being_sent_at_the_first_schema_is_finished_at_the_p
     for name, text in TEMPLATE.items():
         (folder / name).write_text(text)
     hello = template.load(folder.parent, "hello")
-    spec = {
+    spec: dict[str, object] = {
         "key": "old", "segment": "everybody", "parameters": {}, "as_of": None, "template": "hello",
         "sender": "Shop <news@mail.example.com>", "reply_to": None, "topic": "marketing", "rate": 300, "lane": "normal",
         "finish_within": None, "chunk_size": 100, "due_at": None, "default_timezone": None,
