@@ -111,8 +111,10 @@ def read_file(path: Path) -> Spec:
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CampaignError(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise CampaignError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CampaignError(f"{path}: cannot be read: it is no UTF-8 text") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -132,7 +134,12 @@ def parse(content: Mapping[str, Any], *, where: str) -> Spec:
         return Spec.model_validate(dict(content))
     except pydantic.ValidationError as error:
         lines = [
-            f"{where}: {'.'.join(str(part) for part in item['loc']) or 'file'}: {item['msg'].removeprefix('Value error, ')}"
+            f"{where}: {'.'.join(str(part) for part in item['loc']) or 'file'}: "
+            + (
+                "there is no such field"
+                if item["type"] == "extra_forbidden"
+                else item["msg"].removeprefix("Value error, ")
+            )
             for item in error.errors()
         ]
         raise CampaignError("\n".join(lines)) from error

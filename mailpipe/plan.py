@@ -92,7 +92,8 @@ def make(
         recipients=recipients,
         chunks=chunks,
         call_size=limits.call_size,
-        calls=math.ceil(recipients / limits.call_size),
+        # A call never holds people of two chunks, and due times make small ones.
+        calls=max(chunks, math.ceil(recipients / limits.call_size)) if recipients else 0,
         calls_per_second=None if real is None else real / limits.call_size,
         rate=rate,
         seconds=seconds,

@@ -160,7 +160,12 @@ def resume(name: str, provider: bool, person: str, as_json: bool) -> None:
                 made = kill_switch.resume(connection, config, ses, name, actor=person)
         else:
             made = campaign.resume(connection, name, actor=person)
-    _moved(made, as_json, f"campaign {name} is {made.state} again" + _switched(config, "on", provider))
+    hint = (
+        f"; senders that still run go on, `mailpipe campaign start {name}` begins one"
+        if made.state == "sending"
+        else ""
+    )
+    _moved(made, as_json, f"campaign {name} is {made.state} again{hint}" + _switched(config, "on", provider))
 
 
 @command.command(epilog='Example: mailpipe campaign cancel flash-sale --reason "sold out"')

@@ -56,7 +56,8 @@ def start(name: str, no_send: bool, accept_plan: bool, late: bool, person: str, 
     if as_json:
         dump({**now.to_json(), "end": outcome.end, "text": outcome.text})
     else:
-        click.echo(outcome.text)
+        if outcome.end is not End.NOT_SENDING:  # that one is told as an error, below
+            click.echo(outcome.text)
         click.echo(
             f"{now.sent:,} sent, {now.failed:,} failed, {now.skipped:,} skipped, {now.unknown:,} unknown,"
             f" {now.pending:,} pending"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from mailpipe import dev
 from mailpipe.children import told_to_stop
-from mailpipe.cli import session
+from mailpipe.cli import session, web
+from mailpipe.settings import Settings
 
 
 @click.command(epilog="Example: mailpipe dev --port 3000")
@@ -29,12 +32,14 @@ def command(port: int, web_port: int) -> None:
     with told_to_stop() as stop:
         click.echo("starting the database")
         session.prepare(config)
-        dev.run(config, port=port, web_port=web_port, stop=stop, say=click.echo, ready=_tell)
+        dev.run(config, port=port, web_port=web_port, stop=stop, say=click.echo, ready=partial(_tell, config))
     click.echo("stopped")
 
 
-def _tell(addresses: dev.Addresses) -> None:
+def _tell(config: Settings, addresses: dev.Addresses) -> None:
     click.echo(f"Dagster UI:    {addresses.ui}")
     click.echo(f"Web and API:   {addresses.web}")
+    click.echo(f"Schedules:     {addresses.web}/schedules (no name; the password is an API token)")
+    click.echo(web.tokens(config))
     click.echo(f"SES stand-in:  {addresses.stand_in or 'none, mail goes to AWS'}")
     click.echo("Ctrl-C stops everything")

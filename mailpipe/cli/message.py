@@ -15,7 +15,7 @@ from mailpipe.lane import NAMES
 
 
 @click.group(
-    epilog="Example: mailpipe message send --to ana@simulator.amazonses.com --template login_code --var code=482913"
+    epilog="Example: mailpipe message send --to success@simulator.amazonses.com --template login_code --var code=482913"
     " --lane critical"
 )
 def command() -> None:
@@ -23,7 +23,7 @@ def command() -> None:
 
 
 @command.command(
-    epilog="Example: mailpipe message send --to ana@simulator.amazonses.com --template login_code --var code=482913"
+    epilog="Example: mailpipe message send --to success@simulator.amazonses.com --template login_code --var code=482913"
     " --lane critical --key login-4711"
 )
 @click.option("--to", required=True, metavar="ADDRESS", help="One address.")

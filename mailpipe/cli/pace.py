@@ -11,6 +11,23 @@ from mailpipe.cli import session
 from mailpipe.cli.output import dump, facts, show
 from mailpipe.cli.session import json_option
 
+_TEXTS = {
+    "rate": "rate, recipients/s",
+    "account_rate": "allowed by SES",
+    "ceiling": "MAILPIPE_RATE",
+    "ordered": "ordered with --limit",
+    "used_part_of_rate": "part of it in use (below 1 after refusals)",
+    "reserve": "kept for critical and high messages",
+    "recipients_of_a_call": "recipients of a call, at most",
+    "calls_per_second": "calls/s, at most",
+    "quota": "quota of 24 h, recipients",
+    "used": "used in the last 24 h",
+    "left": "left for messages",
+    "left_for_marketing": "left for campaigns",
+    "wants_slots": "who is sending",
+    "waiting_for": "waiting for",
+}
+
 
 @click.command(epilog="Example: mailpipe pace --limit 300")
 @click.option(
@@ -31,7 +48,7 @@ def command(limit: float | None, no_limit: bool, as_json: bool) -> None:
     if as_json:
         dump(document)
     else:
-        show(facts({name.replace("_", " "): value for name, value in document.items() if value is not None}))
+        show(facts({text: document[name] for name, text in _TEXTS.items() if document[name] is not None}))
 
 
 def _document(limits: pace.Limits) -> dict[str, Any]:

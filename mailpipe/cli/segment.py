@@ -86,7 +86,7 @@ def preview(name: str, parameters: tuple[str, ...], as_of: str | None, as_json: 
 
 
 def _parameters(one: segment.Segment) -> str:
-    return ", ".join(f"{p.name} {p.type} = {p.default}" for p in one.parameters) or "-"
+    return ", ".join(f"{p.name} {p.type} = {'null' if p.default is None else p.default}" for p in one.parameters) or "-"
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -30,11 +30,12 @@ def command(host: str, port: int) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     with session.database(config, pool_size=CONNECTIONS, patience=PATIENCE) as database:
         built = app.build(config, database)
-        click.echo(_tokens(config))
+        click.echo(tokens(config))
         serve.serve(built, host=host, port=port, ready=lambda url: click.echo(f"listening on {url}"))
 
 
-def _tokens(config: settings.Settings) -> str:
+def tokens(config: settings.Settings) -> str:
+    """Where the tokens of the API are, in a sentence without any of them."""
     if config.api_tokens:
         return "API tokens: those of MAILPIPE_API_TOKENS"
     if config.is_local:

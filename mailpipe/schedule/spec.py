@@ -140,8 +140,10 @@ def read_file(path: Path) -> ScheduleSpec:
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise ScheduleError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ScheduleError(f"{path}: cannot be read: it is no UTF-8 text") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""

@@ -139,7 +139,7 @@ def test_rate_and_template_change_while_it_is_paused(world: World, mailpipe: Mai
     changed = document(mailpipe("campaign", "set", key, "--rate", "123", "--template", "hello", "--json"))
     assert changed["rate"] == 123
     assert changed["template_version"] != before
-    mailpipe("campaign", "resume", key)
+    assert f"`mailpipe campaign start {key}`" in mailpipe("campaign", "resume", key).stdout
     mailpipe("campaign", "start", key)
     assert {line["template"] for line in world.journal(key)} == {changed["template_version"]}
     assert "cancelled" not in mailpipe("campaign", "cancel", key, code=2).stdout

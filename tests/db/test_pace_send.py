@@ -95,3 +95,5 @@ def test_a_person_looks_at_the_pace_and_limits_it(scene: World) -> None:
     assert run("--limit", "300") == run() | {"rate": 300.0, "ordered": 300.0, "recipients_of_a_call": 50}
     assert run("--no-limit")["rate"] is None
     assert CliRunner().invoke(main, ["pace", "--limit", "0"], env=environment).exit_code == 2
+    told = CliRunner().invoke(main, ["pace", "--limit", "300"], env=environment).stdout
+    assert "rate, recipients/s" in told and "ordered with --limit" in told and "used in the last 24 h" in told

@@ -72,16 +72,17 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path: Path, 
 
 
 def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CampaignError, match=r"none\.yaml: cannot be read"):
+    with pytest.raises(CampaignError, match=r"none\.yaml: cannot be read: No such file or directory$"):
         read_file(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(CampaignError, match=r"binary\.yaml: cannot be read"):
+    with pytest.raises(CampaignError, match=r"binary\.yaml: cannot be read: it is no UTF-8 text$"):
         read_file(tmp_path / "binary.yaml")
 
 
 def test_every_wrong_field_is_told_in_a_line_of_its_own() -> None:
     told = refusal(key="Not A Key", chunk_size=99, rate=0, colour="red").splitlines()
     assert [text.split(": ")[1] for text in told] == ["key", "rate", "chunk_size", "colour"]
+    assert told[-1].endswith("colour: there is no such field")
     assert all(text.startswith("sale.yaml: ") for text in told)
 
 

@@ -35,6 +35,10 @@ def test_half_a_million_and_some_at_six_hundred_a_second() -> None:
     assert found.problems == ()
 
 
+def test_many_small_chunks_are_a_call_each() -> None:
+    assert made(2_366, account_rate=600.0).calls == 200
+
+
 @pytest.mark.parametrize(
     ("limits", "binding"),
     [
