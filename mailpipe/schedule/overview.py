@@ -138,6 +138,10 @@ def late(connection: Connection, *, grace: float) -> list[Late]:
     rows = connection.execute(QUERIES["behind"], {"tolerance": _LATE, "grace": grace, "most": _LISTED}).fetchall()
     for key, state, reason, since, people in rows:
         found.append(Late(f"campaign {key}: {people:,} people", since, _why(connection, key, state, reason)))
+    for key, due_at in connection.execute(
+        QUERIES["unfrozen"], {"tolerance": _LATE, "grace": grace, "most": _LISTED}
+    ).fetchall():
+        found.append(Late(f"campaign {key}", due_at, _why(connection, key, "approved", None)))
     for key, due_at in connection.execute(QUERIES["unapproved"], {"most": _LISTED}).fetchall():
         found.append(Late(f"campaign {key}", due_at, "nobody has approved it"))
     for key, slot, since, state, reason in connection.execute(QUERIES["lost"], {"most": _LISTED}).fetchall():

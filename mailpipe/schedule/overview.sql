@@ -72,6 +72,14 @@ WHERE g.state = 'draft' AND coalesce(g.spec ->> 'due_at', g.spec ->> 'send_at') 
   AND g.due_at > clock_timestamp() - interval '30 days'
 ORDER BY g.due_at LIMIT :most;
 
+-- name: unfrozen
+-- Approved and due, and nobody has even frozen the audience. What is beyond the grace is told elsewhere.
+SELECT g.key, g.due_at FROM mailpipe.campaign g
+WHERE g.state = 'approved' AND coalesce(g.spec ->> 'due_at', g.spec ->> 'send_at') IS NOT NULL
+  AND NOT EXISTS (SELECT FROM mailpipe.snapshot s WHERE s.campaign_id = g.campaign_id)
+  AND g.due_at < clock_timestamp() - CAST(:tolerance AS interval) AND g.due_at > clock_timestamp() - make_interval(secs => :grace)
+ORDER BY g.due_at LIMIT :most;
+
 -- name: lost
 SELECT s.key, o.slot, o.due_at, o.state, o.reason FROM mailpipe.occurrence o JOIN mailpipe.schedule s USING (schedule_id)
 WHERE o.state IN ('missed', 'failed') AND o.at > clock_timestamp() - interval '3 days'
