@@ -129,6 +129,11 @@ def release(connection: Connection, owner: UUID, ids: Collection[UUID]) -> None:
     connection.execute(QUERIES["release"], {"owner": owner, "ids": list(ids)})
 
 
+def release_unknown(connection: Connection, lane: str, owner: UUID, held: Collection[UUID]) -> None:
+    """Give back what was claimed for a lane and is not among what its threads hold: nobody would ever send it."""
+    connection.execute(QUERIES["release_unknown"], {"lane": lane, "owner": owner, "held": list(held)})
+
+
 def retract(connection: Connection, owner: UUID, ids: Collection[UUID]) -> set[UUID]:
     """Close a call that was not made. Answers which messages are still ours."""
     rows = connection.execute(QUERIES["retract"], {"owner": owner, "ids": list(ids)}).fetchall()

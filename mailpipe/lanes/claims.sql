@@ -116,6 +116,16 @@ WITH gone AS (
 INSERT INTO mailpipe.outbox (lane, due_at, message_id)
 SELECT m.lane, m.due_at, m.message_id FROM gone JOIN mailpipe.message m USING (message_id) WHERE m.state = 'pending';
 
+-- name: release_unknown
+-- Back to the queue: claims of this process about which no thread of it knows. Their answer was lost with a connection.
+WITH gone AS (
+    DELETE FROM mailpipe.outbox_claim c
+    WHERE c.owner = :owner AND c.lane = :lane AND c.opened_at IS NULL AND NOT c.message_id = ANY(CAST(:held AS uuid[]))
+    RETURNING c.message_id
+)
+INSERT INTO mailpipe.outbox (lane, due_at, message_id)
+SELECT m.lane, m.due_at, m.message_id FROM gone JOIN mailpipe.message m USING (message_id) WHERE m.state = 'pending';
+
 -- name: record
 -- The answers of one call. What the provider's events have proved by now is not doubted any more.
 WITH told AS (

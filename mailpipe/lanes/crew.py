@@ -39,6 +39,8 @@ _NEAR = 0.1
 _LOOK = 0.25
 """Seconds for which a thread waits for work before it asks itself whether it is needed."""
 _RECONNECT = 0.25
+_DOUBT = 60.0
+"""Seconds after a lost connection in which a claim may come to light whose answer was lost with it."""
 
 
 @dataclass
@@ -67,6 +69,9 @@ class Crew:
         self._job = job
         self._owner = owner
         self._ready: deque[Item] = deque()
+        self._held: set[UUID] = set()
+        """Messages in our hands, waiting or in a call. Only the poller adds some."""
+        self._doubt_until = float("-inf")
         self._changed = threading.Condition()
         self._pacing = threading.Lock()
         self._threads: set[threading.Thread] = set()
@@ -107,6 +112,7 @@ class Crew:
                     self._look_while_connected(connection, hands, mark)
             except (psycopg.OperationalError, DatabaseUnavailable) as error:
                 LOG.warning("lane %s: database not available, waiting: %s", self._job.lane.name, type(error).__name__)
+                self._doubt_until = time.monotonic() + _DOUBT
                 self._job.stop.wait(_RECONNECT)
 
     def _look_while_connected(self, connection: Connection, hands: Hands, mark: Mark) -> None:
@@ -116,12 +122,19 @@ class Crew:
             taken: list[Claimed] = []
             if most > 0:
                 lowest, owner = mark.lowest(start), self._owner()
+                if lowest is None and start < self._doubt_until:
+                    with self._changed:
+                        held = list(self._held)
+                    claims.release_unknown(connection, self._job.lane.name, owner, held)
                 taken = claims.claim(connection, self._job.lane.name, owner, mark=lowest, most=most)
                 now = time.monotonic()
                 newest = taken[-1].due_at if taken else None
                 mark.looked(deep=lowest is None, now=now, seconds=now - start, newest=newest)
                 if taken:
-                    self._give(hands.prepare(owner, taken))
+                    items = hands.prepare(owner, taken)
+                    with self._changed:
+                        self._held.update(item.message_id for item in items)
+                    self._give(items)
             if not 0 < most == len(taken):
                 self._job.stop.wait(max(0.001, self._job.lane.poll - (time.monotonic() - start)))
 
@@ -172,6 +185,7 @@ class Crew:
                     with self._changed:
                         self._busy -= 1
                     idle_since = time.monotonic()
+                self._forget(items, left)
                 if left:
                     self._give(left, first=True)
         finally:
@@ -187,7 +201,9 @@ class Crew:
             if not items:
                 return None
             try:
+                before = list(items)
                 slot = hands.slot(items)
+                self._forget(before, items)
                 if slot is not None:
                     self._give(items[slot.call_size :], first=True)
                     del items[slot.call_size :]
@@ -199,6 +215,11 @@ class Crew:
             return items, slot
         finally:
             self._pacing.release()
+
+    def _forget(self, items: Sequence[Item], left: Sequence[Item]) -> None:
+        """Those of the items that are not left are in our hands no more."""
+        with self._changed:
+            self._held -= {item.message_id for item in items} - {item.message_id for item in left}
 
     def _gather(self, items: list[Item], slot: pace.Slot) -> None:
         """Let those who come until the slot is near join its call, if it is for more. Who does not fit looks for another slot."""

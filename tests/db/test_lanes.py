@@ -247,6 +247,23 @@ def test_a_database_that_goes_away_is_waited_for(box: World) -> None:
         wait_until(box, sent=300)
 
 
+def test_a_claim_whose_answer_was_lost_with_the_connection_is_not_lost(box: World) -> None:
+    """The process has it by the database's word, and knows nothing of it."""
+    box.stand_in.change(latency_ms=300)
+    with working(box, names=["high"]):
+        wait_for(lambda: box.execute("SELECT owner FROM mailpipe.lane_worker") != [], "the process")
+        with box.database.transaction() as connection:
+            [one] = outbox.enqueue_many(connection, [spec(lane="high")])
+            connection.execute(
+                "WITH gone AS (DELETE FROM mailpipe.outbox RETURNING lane, message_id) INSERT INTO mailpipe.outbox_claim"
+                " (message_id, lane, owner) SELECT g.message_id, g.lane, w.owner FROM gone g, mailpipe.lane_worker w"
+            )
+        enqueue(box, *(spec(number, lane="high") for number in range(2, 9)))
+        box.cut_connections()
+        wait_until(box, sent=8)
+    assert [call.result for call in look(box, one.message_id).calls] == ["sent"]
+
+
 def test_many_processes_share_the_work_without_doubling_any(box: World) -> None:
     enqueue(box, *(spec(number, lane="normal") for number in range(1, 601)))
     with working(box, names=["normal"]), working(box, names=["normal"], alone=False):
