@@ -21,7 +21,7 @@ from psycopg.types.json import Jsonb
 
 from mailpipe import adapters, address, segment, template
 from mailpipe.db import Connection, queries
-from mailpipe.errors import CampaignError
+from mailpipe.errors import CampaignError, of_field
 from mailpipe.lines import Canary, Lines
 from mailpipe.schedule.when import Duration, Moment, When
 from mailpipe.ses.client import Ses
@@ -134,12 +134,7 @@ def parse(content: Mapping[str, Any], *, where: str) -> Spec:
         return Spec.model_validate(dict(content))
     except pydantic.ValidationError as error:
         lines = [
-            f"{where}: {'.'.join(str(part) for part in item['loc']) or 'file'}: "
-            + (
-                "there is no such field"
-                if item["type"] == "extra_forbidden"
-                else item["msg"].removeprefix("Value error, ")
-            )
+            f"{where}: {'.'.join(str(part) for part in item['loc']) or 'file'}: {of_field(item)}"
             for item in error.errors()
         ]
         raise CampaignError("\n".join(lines)) from error

@@ -6,6 +6,20 @@ prints the text and exits with 2; a Dagster face shows it as the run's failure. 
 of a service, and keeps its traceback.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+
+def of_field(item: Mapping[str, Any]) -> str:
+    """What is wrong with one field of a file, in plain words, from an entry of `pydantic.ValidationError.errors()`."""
+    match item["type"]:
+        case "extra_forbidden":
+            return "there is no such field"
+        case "missing":
+            return "is missing"
+        case _:
+            return str(item["msg"]).removeprefix("Value error, ")
+
 
 class MailpipeError(Exception):
     """Root of all errors raised on purpose."""

@@ -48,7 +48,11 @@ def command(limit: float | None, no_limit: bool, as_json: bool) -> None:
     if as_json:
         dump(document)
     else:
-        show(facts({text: document[name] for name, text in _TEXTS.items() if document[name] is not None}))
+        # Without a quota nothing is counted, and 0 would be no answer.
+        told = {name for name, value in document.items() if value is not None} - (
+            {"used"} if document["quota"] is None else set()
+        )
+        show(facts({text: document[name] for name, text in _TEXTS.items() if name in told}))
 
 
 def _document(limits: pace.Limits) -> dict[str, Any]:

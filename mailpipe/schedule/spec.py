@@ -14,7 +14,7 @@ import yaml
 
 from mailpipe import campaign
 from mailpipe.campaign import Spec
-from mailpipe.errors import ScheduleError
+from mailpipe.errors import ScheduleError, of_field
 from mailpipe.schedule import cron, zones
 from mailpipe.schedule.cron import Cron, Fire
 from mailpipe.schedule.when import RECIPIENT, SNAPSHOT_LEAD, Duration, Moment
@@ -89,7 +89,7 @@ class ScheduleSpec(pydantic.BaseModel):
             checked = Spec.model_validate({**value, "key": "sample"})
         except pydantic.ValidationError as error:
             raise ValueError(
-                "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+                "; ".join(f"{'.'.join(map(str, one['loc']))}: {of_field(one)}" for one in error.errors())
             ) from error
         return checked.model_dump(mode="json", exclude=set(_OF_THE_FIRE), exclude_defaults=True)
 
@@ -162,8 +162,5 @@ def parse(content: Mapping[str, Any], *, where: str) -> ScheduleSpec:
     try:
         return ScheduleSpec.model_validate(dict(content))
     except pydantic.ValidationError as error:
-        lines = [
-            f"{where}: {'.'.join(map(str, item['loc'])) or 'file'}: {item['msg'].removeprefix('Value error, ')}"
-            for item in error.errors()
-        ]
+        lines = [f"{where}: {'.'.join(map(str, item['loc'])) or 'file'}: {of_field(item)}" for item in error.errors()]
         raise ScheduleError("\n".join(lines)) from error

@@ -42,7 +42,7 @@ def fires(*hours_ago: float) -> list[Fire]:
         ({"snapshot_lead": "8d"}, "snapshot_lead"),
         ({"campaign": {**CAMPAIGN, "key": "mine"}}, "campaign: key is decided by each fire"),
         ({"campaign": {**CAMPAIGN, "due_at": "2026-12-01T09:00Z"}}, "due_at is decided by each fire"),
-        ({"campaign": {"segment": "everybody"}}, "campaign: template: Field required"),
+        ({"campaign": {"segment": "everybody"}}, "campaign: template: is missing"),
         ({"campaign": {**CAMPAIGN, "expires_after": "soon"}}, "expires_after"),
         ({"colour": "red"}, "colour"),
     ],
