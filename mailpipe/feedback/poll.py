@@ -49,6 +49,12 @@ def step_back() -> None:
         os.nice(_NICE)
 
 
+def told(error: Exception) -> str:
+    """An error in a word that can be looked up: the code of AWS (`AccessDenied`, `QueueDoesNotExist`), else the error's class."""
+    code = error.response.get("Error", {}).get("Code") if isinstance(error, ClientError) else None
+    return str(code)[:80] if code else type(error).__name__
+
+
 def poll(
     database: Database,
     settings: Settings,
@@ -114,7 +120,7 @@ class _Reader:
                     self._stop.wait(_IDLE)
                 rest = _REST
             except (BotoCoreError, ClientError, psycopg.OperationalError, DatabaseUnavailable) as error:
-                LOG.warning("events stay in the queue for the moment: %s", type(error).__name__)
+                LOG.warning("events stay in the queue for the moment: %s", told(error))
                 self._stop.wait(rest)
                 rest = min(rest * 2, _LONGEST_REST)
 
