@@ -157,19 +157,21 @@ class Verifier:
 
 
 class _Certificates:
-    """Public keys by the URL of their certificate. One thread fetches, the others wait; failures are remembered for a while."""
+    """Public keys by the URL of their certificate. One thread fetches, and who wants another unknown one waits; failures are
+    remembered for a while. What is known is given at once: anybody can post a message that names a certificate which does not exist.
+    """
 
     def __init__(self, fetch: Callable[[str], bytes]) -> None:
         self._fetch = fetch
-        self._lock = threading.Lock()
+        self._fetching = threading.Lock()
         self._known: OrderedDict[str, _Key] = OrderedDict()
         self._failed: dict[str, float] = {}
 
     def get(self, url: str) -> _Key:
-        with self._lock:
-            found = self._known.get(url)
-            if found is None:
-                found = self._load(url)
+        found = self._known.get(url)
+        if found is None:
+            with self._fetching:
+                found = self._known.get(url) or self._load(url)
                 self._known[url] = found
                 while len(self._known) > _CERTIFICATES:
                     self._known.popitem(last=False)

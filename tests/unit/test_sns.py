@@ -7,6 +7,7 @@ import json
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,32 @@ def test_a_certificate_is_fetched_once_and_a_failure_is_not_repeated_at_once(sig
     for _ in range(3):
         verify(fresh, signer.notification("{}"))
     assert len(fetched) == 2
+
+
+def test_a_certificate_that_nobody_can_fetch_keeps_no_message_of_a_known_one_waiting(signer: Signer) -> None:
+    """Anybody may post a message that names one."""
+    asked, done = threading.Event(), threading.Event()
+
+    def fetch(url: str) -> bytes:
+        if url.endswith(f"{'9' * 32}.pem"):
+            asked.set()
+            done.wait(10)
+            raise TimeoutError
+        return signer.certificate
+
+    verifier = Verifier(frozenset({TOPIC}), fetch=fetch)
+    verify(verifier, signer.notification("{}"))
+    url = f"https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-{'9' * 32}.pem"
+    with ThreadPoolExecutor(2) as pool:
+        forged = pool.submit(verify, verifier, {**signer.notification("{}"), "SigningCertURL": url})
+        try:
+            assert asked.wait(10)
+            pool.submit(verify, verifier, signer.notification("{}")).result(timeout=5)
+            assert not forged.done()
+        finally:
+            done.set()
+        with pytest.raises(Refused):
+            forged.result()
 
 
 @pytest.mark.parametrize("pem", [b"", b"<html>", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
