@@ -158,7 +158,7 @@ class Verifier:
 
 class _Certificates:
     """Public keys by the URL of their certificate. One thread fetches, and who wants another unknown one waits; failures are
-    remembered for a while. What is known is given at once: anybody can post a message that names a certificate which does not exist.
+    remembered for a while. What is known is given at once: anybody can post a message that names one which does not exist.
     """
 
     def __init__(self, fetch: Callable[[str], bytes]) -> None:
