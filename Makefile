@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 VENV := .venv
+# Tests wait for other processes most of the time: three at once take half of the time of one on two cores.
+JOBS ?= 3
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
@@ -16,8 +18,8 @@ demo: $(VENV)/ready ## send a flash sale to 100,000 lifelike people through Dags
 dev: $(VENV)/ready ## open the same data in the Dagster UI (stop with Ctrl-C)
 	$(BIN)/python -m mailpipe dev $(ARGS)
 
-test: $(VENV)/ready-dev ## run the tests: unit, db, web, faces, crash
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/ready-dev ## run the tests: unit, db, web, faces, crash (JOBS processes, 3 if nothing is said; 0: in this one)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-contract: $(VENV)/ready-dev .venv-contract/ready tests/contract/node_modules/.package-lock.json ## run our client against SES stand-ins that were written by others
 	$(BIN)/python -m pytest tests/contract $(ARGS)
@@ -31,6 +33,10 @@ check: $(VENV)/ready-dev ## formatter, linter, types, import contracts
 bench: $(VENV)/ready-dev ## measure the claims of docs/benchmarks.md, quickly
 	$(BIN)/python -m benchmarks.ledger --quick
 	$(BIN)/python -m benchmarks.pipeline --quick
+	$(BIN)/python -m benchmarks.pace --quick
+	$(BIN)/python -m benchmarks.lanes --quick
+	$(BIN)/python -m benchmarks.events --quick
+	$(BIN)/python -m benchmarks.schedule --quick
 
 lock: $(VENV)/ready-dev ## compile the hash-pinned requirements anew
 	$(BIN)/uv pip compile pyproject.toml $(COMPILE) --extra dagster --group build -o requirements.lock

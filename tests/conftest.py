@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from sqlalchemy.engine import URL, make_url
 
 from mailpipe import embedded_postgres
@@ -26,6 +28,10 @@ from tests.support import World, make_world
 for name in [name for name in os.environ if name.startswith(("MAILPIPE_", "AWS_")) and "TEST" not in name]:
     if name != "MAILPIPE_PG_BIN":
         del os.environ[name]
+
+# How fast examples are made is a matter of the machine: nothing of ours is tested by it.
+hypothesis_settings.register_profile("mailpipe", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+hypothesis_settings.load_profile("mailpipe")
 
 _numbers = itertools.count(1)
 FAST = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "max_connections": "150"}
