@@ -104,6 +104,10 @@ class Database:
             raise DatabaseUnavailable(
                 f"this process stood still in a transaction for {self._standstill:g} s"
             ) from error
+        except psycopg.errors.ReadOnlySqlTransaction as error:
+            # After a failover, or by a pooler's mistake, this is a standby: the primary is waited for like a lost server.
+            pooled.invalidate()
+            raise DatabaseUnavailable("this PostgreSQL takes no writes; is it a standby?") from error
         except BaseException:
             if not driver.closed:
                 driver.rollback()

@@ -160,3 +160,23 @@ class TestSteps:
 
 def _target(url: URL) -> str:
     return url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def test_a_run_that_meets_a_standby_waits_for_the_primary(scene: World) -> None:
+    """As after a failover behind a pooler: connections are alive, and writes are refused for a while."""
+    scene.people(60)
+    key = scene.ready()
+    name = scene.database.url.database
+    scene.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    scene.database.close()
+
+    def recover() -> None:
+        with psycopg.connect(_target(scene.database.url), autocommit=True) as connection:
+            connection.execute("SET default_transaction_read_only = off")
+            connection.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only'.encode())
+
+    primary = threading.Timer(1.0, recover)
+    primary.start()
+    assert scene.send(key).end is End.COMPLETE
+    primary.join()
+    assert scene.keep_promises(key) == {"sent": 60}
