@@ -13,7 +13,8 @@ import pytest
 
 from mailpipe import campaign, snapshot, suppression
 from mailpipe.errors import SegmentError, SnapshotError
-from tests.support import World
+from mailpipe.send import End
+from tests.support import World, wait_for
 
 HEADER = "-- title: For one test\n-- owner: team:growth\n-- description: Made by a test.\n"
 PLAIN = "SELECT user_id, email, first_name, city FROM users ORDER BY user_id"
@@ -490,3 +491,20 @@ def test_its_memory_does_not_grow_with_the_audience(open_to_all: World) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 500_000
+
+
+def test_a_segment_that_takes_long_keeps_no_campaign_from_sending(scene: World) -> None:
+    scene.people(60)
+    sending = scene.ready()
+    scene.execute("CREATE TABLE slow AS SELECT * FROM users")
+    key = scene.create(segment=segment(scene, "SELECT user_id, email FROM slow"))
+    with scene.database.connection() as holder, ThreadPoolExecutor(1) as pool:
+        with holder.transaction():
+            holder.execute("LOCK slow")
+            freezing = pool.submit(scene.freeze, key)
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'slow'::regclass"
+            wait_for(lambda: holder.execute(waits).fetchone() == (1,), "the segment to be asked")
+            assert scene.send(sending).end is End.COMPLETE
+            assert not freezing.done()
+        assert freezing.result().recipients == 60
+    assert scene.keep_promises(sending) == {"sent": 60}
