@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -44,6 +44,16 @@ class Day:
     marketing: int
     used: float
     used_by_marketing: float
+
+    def without(self, returned: int) -> Day:
+        """The same after so many were given back, of whom the counters do not know yet."""
+        return replace(
+            self,
+            handed=self.handed - returned,
+            marketing=self.marketing - returned,
+            used=self.used - returned,
+            used_by_marketing=self.used_by_marketing - returned,
+        )
 
     @property
     def left(self) -> float | None:

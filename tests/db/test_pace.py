@@ -296,6 +296,16 @@ class TestDay:
         take(bulk, connection, recipients=1)
         assert pace.read(connection).day.used == 6
 
+    def test_what_is_given_back_when_all_of_the_day_is_booked_can_be_had_again(self, connection: Connection) -> None:
+        """A slot that was missed: it had taken the last of the share."""
+        limit(connection, 5000, daily_quota=100, sent_last_day=0)
+        bulk = Pace("normal")
+        assert [take(bulk, connection, recipients=50).call_size, refused(bulk, connection).reason] == [50, "quota"]
+        bulk.give_back(30)
+        assert take(bulk, connection, recipients=50).call_size == 30
+        assert refused(bulk, connection).reason == "quota"
+        assert pace.read(connection).day.used_by_marketing == 50
+
     def test_a_day_later_it_is_free_again_and_until_then_it_is_said_when(self, connection: Connection) -> None:
         limit(connection, 5000, daily_quota=100, sent_last_day=0, marketing_share=1.0)
         bulk = Pace("normal")

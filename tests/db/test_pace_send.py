@@ -41,10 +41,14 @@ def test_a_campaign_stops_at_the_share_of_marketing_and_says_until_when(scene: W
     stop = threading.Event()
     sender = threading.Thread(target=share.send, args=(key,), kwargs={"stop": stop, "accept_plan": True})
     sender.start()
-    wait_for(lambda: scene.progress(key).sent == 30 and scene.progress(key).waiting is not None, "the share to be met")
-    found = scene.progress(key)
-    stop.set()
-    sender.join()
+    try:
+        wait_for(
+            lambda: scene.progress(key).sent == 30 and scene.progress(key).waiting is not None, "the share to be met"
+        )
+        found = scene.progress(key)
+    finally:
+        stop.set()
+        sender.join()
     assert found.waiting is not None and found.waiting.startswith("waiting for quota until 2")
     assert found.eta_minutes is not None and found.eta_minutes > 0.5, "the wait counts"
     assert scene.keep_promises(key) == {"sent": 30, "pending": 70}
