@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.engine import make_url
 
 from mailpipe import embedded_postgres
@@ -47,12 +49,20 @@ def mortal(where: Path | None) -> Iterator[Server]:
         shutil.rmtree(var, ignore_errors=True)
 
 
+def _named(connection: Any, _record: Any) -> None:
+    # So that those of senders can be told from the test's own.
+    connection.autocommit = True
+    connection.execute("SET application_name = 'witness'")
+    connection.autocommit = False
+
+
 @contextmanager
 def staged(server: Server, folder: Path) -> Iterator[Crash]:
     """A world on a fresh database of this server."""
     url = make_url(server.start().url(folder.name))
     migrate.upgrade(url)
     database = Database(url, pool_size=12)
+    event.listen(database.engine, "connect", _named)
     with make_world(database, folder) as world:
         world.settings = replace(world.settings, allow_unsafe_durability=False, connect_timeout=2.0, read_timeout=5.0)
         crash = Crash(world, server, folder)

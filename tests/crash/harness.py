@@ -139,7 +139,12 @@ class Crash:
                 sender.process.join(10)
 
     def in_flight(self, key: str) -> set[int]:
-        """Who is in an opened call, or was in one whose answer has not been written in time."""
+        """Who is in an opened call, or was in one whose answer has not been written in time. A statement that reached the server
+        just before its sender was killed is still done: it is waited for.
+        """
+        if not any(sender.alive for sender in self.senders):
+            backends = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'mailpipe'"
+            wait_for(lambda: self.world.execute(backends) == [(0,)], "the server to notice that its clients are dead")
         return self.of_state(key, "sending") | self.of_state(key, "unknown")
 
     def of_state(self, key: str, state: str) -> set[int]:
