@@ -8,8 +8,7 @@ WHERE campaign_id = :campaign_id AND state IN ('cancelled', 'expired') GROUP BY 
 ORDER BY 1, 3 DESC, 2;
 
 -- name: rate
--- Recipients accepted in the last minute of recorded calls, or in the last 2,000 of them (at 600 calls a second all of a minute's took
--- 7 ms to read), and over how many seconds. By the statement's time: the clock's may be another for each row, so the index would not
+-- Recipients accepted in the last minute of recorded calls, or in the last 2,000 of them, and over how many seconds. By the statement's time: the clock's may be another for each row, so the index would not
 -- be asked, and all calls of the campaign would be read.
 SELECT coalesce(sum(accepted), 0), least(60, extract(epoch FROM clock_timestamp() - min(at))) FROM (
     SELECT accepted, at FROM mailpipe.call WHERE campaign_id = :campaign_id AND at > statement_timestamp() - interval '60 seconds'
