@@ -12,18 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 import yaml
 from psycopg.rows import kwargs_row
 from psycopg.types.json import Jsonb
 
-from mailpipe import adapters, address, segment, template
+from mailpipe import adapters, address, earlier, segment, template
 from mailpipe.db import Connection, queries
+from mailpipe.earlier import Earlier
 from mailpipe.errors import CampaignError, of_field
 from mailpipe.lines import Canary, Lines
 from mailpipe.schedule.when import Duration, Moment, When
+from mailpipe.segment import Segment
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
 
@@ -41,7 +43,16 @@ class Spec(When):
         str,
         pydantic.Field(pattern=r"^[a-z0-9_-]{1,63}$", description="Name of the campaign, never reused: a-z 0-9 _ -"),
     ]
-    segment: Annotated[str, pydantic.Field(min_length=1, description="The segment file, without .sql")]
+    segment: Annotated[
+        Annotated[str, pydantic.Field(min_length=1)] | None,
+        pydantic.Field(description="The segment file, without .sql; or `audience`"),
+    ] = None
+    audience: Annotated[
+        Earlier | None,
+        pydantic.Field(
+            description="In place of a segment, people of an earlier campaign: {campaign: KEY, delivery: sent}"
+        ),
+    ] = None
     parameters: Annotated[
         dict[str, Any],
         pydantic.Field(description="Values for the segment's parameters; the rest take their defaults"),
@@ -86,6 +97,21 @@ class Spec(When):
         if value is not None and value.tzinfo is None:
             raise ValueError("needs an offset, for example 2026-11-27T09:00:00+01:00")
         return None if value is None else value.astimezone(UTC)
+
+    @pydantic.model_validator(mode="after")
+    def _one_audience(self) -> Self:
+        if (self.segment is None) == (self.audience is None):
+            raise ValueError("give either segment, or audience for people of an earlier campaign")
+        if self.audience is not None and self.parameters:
+            raise ValueError("parameters belong to a segment; an audience of an earlier campaign has none")
+        if self.audience is not None and self.audience.campaign == self.key:
+            raise ValueError("audience names the campaign itself; expected an earlier one")
+        return self
+
+    @property
+    def people(self) -> str:
+        """Who is mailed, in few words: the segment's name, or which people of which campaign."""
+        return self.segment or (self.audience.text if self.audience else "")
 
     @property
     def sender_domain(self) -> str:
@@ -172,7 +198,9 @@ def create(connection: Connection, settings: Settings, spec: Spec, *, author: st
         SegmentError, TemplateError: what the campaign refers to is missing or broken.
     """
     _person(author, "author")
-    segment.bind(segment.find(settings.segments, spec.segment), spec.parameters, spec.as_of or datetime.now(UTC))
+    if spec.audience is not None:
+        earlier.exists(connection, spec.audience)
+    _bound(settings, spec)
     _for_campaigns(settings, spec.template, spec.sender)
     with connection.transaction():
         row = connection.execute(
@@ -200,8 +228,27 @@ def check(settings: Settings, spec: Spec) -> None:
     Raises:
         SegmentError, TemplateError: it is missing or broken.
     """
-    segment.bind(segment.find(settings.segments, spec.segment), spec.parameters, spec.as_of or datetime.now(UTC))
+    _bound(settings, spec)
     template.load(settings.templates, spec.template)
+
+
+def _bound(settings: Settings, spec: Spec) -> None:
+    """See that the segment's file takes the campaign's parameters."""
+    if spec.segment is not None:
+        segment.bind(segment.find(settings.segments, spec.segment), spec.parameters, spec.as_of or datetime.now(UTC))
+
+
+def people(connection: Connection, settings: Settings, spec: Spec) -> Segment:
+    """The segment of a campaign: its file's, or one that is made of people of an earlier campaign.
+
+    Raises:
+        SegmentError: there is no such file, or it is wrong.
+        CampaignError: what became of the earlier campaign's people can still change.
+    """
+    if spec.audience is not None:
+        return earlier.find(connection, spec.audience)
+    assert spec.segment is not None
+    return segment.find(settings.segments, spec.segment)
 
 
 def get(connection: Connection, key: str) -> Campaign:

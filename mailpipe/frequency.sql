@@ -5,7 +5,7 @@ WITH near AS MATERIALIZED (
     SELECT c.campaign_id, c.chunk_no, c.first_seq, c.size, c.finished | c.opened AS begun,
            g.state IN ('approved', 'sending', 'paused') AND c.state IN ('pending', 'leased') AS coming
     FROM mailpipe.chunk c JOIN mailpipe.campaign g USING (campaign_id)
-    WHERE g.campaign_id <> :campaign_id
+    WHERE g.campaign_id <> ALL(CAST(:but AS integer[]))
       AND c.due_at > CAST(:due_at AS timestamptz) - make_interval(days => :days)
       AND c.due_at < CAST(:due_at AS timestamptz) + make_interval(days => :days)
 ),

@@ -18,7 +18,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from mailpipe import address, campaign, frequency, segment, suppression
+from mailpipe import address, campaign, earlier, frequency, segment, suppression
 from mailpipe.db import Connection, queries
 from mailpipe.errors import SnapshotError
 from mailpipe.schedule import timing, when
@@ -109,9 +109,10 @@ def take(connection: Connection, settings: Settings, key: str) -> Snapshot:
     Raises:
         SnapshotError: there is one already, the campaign is over, or the segment fails while it runs; nothing is kept.
         SegmentError: the segment's file, columns or parameters are wrong.
+        CampaignError: the audience is of an earlier campaign, and what became of its people can still change.
     """
     found = campaign.get(connection, key)
-    chosen = segment.find(settings.segments, found.spec.segment)
+    chosen = campaign.people(connection, settings, found.spec)
     as_of = found.spec.as_of or max(found.now, found.due_at.astimezone(UTC))
     bound = segment.bind(chosen, found.spec.parameters, as_of)
     columns = segment.check(connection, chosen, bound)
@@ -136,6 +137,9 @@ def _freeze(
         )
     if row[0] in ("done", "cancelled"):
         raise SnapshotError(f"campaign {found.key!r} is {row[0]}; no snapshot is taken of it any more")
+    ours = [campaign_id]
+    if found.spec.audience is not None:
+        ours.append(earlier.hold(connection, found.spec.audience))
     connection.execute(
         "SELECT set_config('statement_timeout', %s, true), set_config('work_mem', '256MB', true),"
         " set_config('maintenance_work_mem', '512MB', true)",
@@ -159,7 +163,7 @@ def _freeze(
         raise SnapshotError(
             f"{chosen.path}: user_id is NULL in {nameless} rows; every person needs one. Nothing was kept"
         )
-    frequency.refuse(connection, settings.frequency_cap, table.staged, campaign_id=campaign_id, due_at=found.due_at)
+    frequency.refuse(connection, settings.frequency_cap, table.staged, but=ours, due_at=found.due_at)
     unusable = _readdress(table, scopes)
     timed = timing.stage(
         connection,

@@ -45,7 +45,7 @@ def list_(as_json: bool) -> None:
     if as_json:
         dump([described(one) for one in found])
         return
-    rows = [(one.key, one.state, one.spec.segment, one.spec.template, one.author, one.due_at) for one in found]
+    rows = [(one.key, one.state, one.spec.people, one.spec.template, one.author, one.due_at) for one in found]
     show(table(["campaign", "state", "segment", "template", "author", "due"], rows))
 
 
@@ -73,7 +73,7 @@ def show_(name: str, as_json: bool) -> None:
     summary = {
         "campaign": found.key,
         "state": state,
-        "segment": found.spec.segment,
+        "segment": found.spec.people,
         "template": found.template_version or found.spec.template,
         "sender": found.spec.sender,
         "author": found.author,

@@ -74,7 +74,7 @@ def routes(database: Database, *, prefix: str) -> list[Route]:
                     href=f"{prefix}/campaigns/{one.key}",
                     state=one.state,
                     state_reason=one.state_reason,
-                    segment=one.spec.segment,
+                    segment=one.spec.people,
                     template=one.template_version or one.spec.template,
                     topic=one.spec.topic,
                     author=one.author,

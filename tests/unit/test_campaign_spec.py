@@ -61,7 +61,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("key: [", r"sale\.yaml:\d+: not valid YAML"),
         ("- a list", r"sale\.yaml: expected fields such as"),
         ("", r"sale\.yaml: expected fields such as"),
-        ("key: x", r"sale\.yaml: segment: is missing"),
+        ("key: x", r"sale\.yaml: template: is missing"),
+        ("key: x\ntemplate: y\nsender: a@example.com", r"sale\.yaml: file: give either segment, or audience"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path: Path, content: str, told: str) -> None:
