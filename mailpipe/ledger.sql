@@ -1,11 +1,17 @@
 -- The ledger's statements. Each one re-checks its own right to act, so launching again is the recovery.
 
+-- part: letter
+-- The template of a chunk `c` of the campaign `g`: its variant's, where that has one of its own.
+CASE WHEN c.variant IS NULL THEN g.template_version
+     ELSE coalesce((SELECT v.template_version FROM mailpipe.campaign_variant v
+                    WHERE v.campaign_id = :campaign_id AND v.variant = c.variant), g.template_version) END
+
 -- name: lease
 -- From a low-water mark, so that chunks known to be finished are not read again (it halves the cost at 2,000 chunks).
 WITH free AS (
     SELECT c.chunk_no FROM mailpipe.chunk c
     WHERE c.campaign_id = :campaign_id AND c.chunk_no >= :low AND c.slice BETWEEN :first_slice AND :last_slice
-      AND c.state = 'pending' AND c.due_at <= clock_timestamp()
+      AND c.state = 'pending' AND c.held IS NULL AND c.due_at <= clock_timestamp()
       AND coalesce(least(c.expires_at, c.quiet_at), 'infinity') > clock_timestamp()
       AND (SELECT g.state = 'sending' FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id)
     ORDER BY c.chunk_no LIMIT 1 FOR UPDATE OF c SKIP LOCKED
@@ -15,7 +21,7 @@ SET state = 'leased', owner = :owner, fence = c.fence + 1,
     leased_until = clock_timestamp() + make_interval(secs => :seconds)
 FROM free WHERE c.campaign_id = :campaign_id AND c.chunk_no = free.chunk_no
 RETURNING c.campaign_id, c.chunk_no, c.slice, c.first_seq, c.size, c.fence, CAST(c.finished AS text) AS finished, c.owner,
-          (SELECT g.template_version FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id) AS template_version,
+          (SELECT {{letter}} FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id) AS template_version,
           (SELECT s.variables FROM mailpipe.snapshot s WHERE s.campaign_id = :campaign_id) AS names;
 
 -- name: people
@@ -91,7 +97,7 @@ settled AS (
       AND bit_count((c.opened & ~ CAST(:answered AS bit varying) | c.finished | CAST(:final AS bit varying)) & CAST(:asked AS bit varying)) = 0
       AND bit_count(c.opened & CAST(:answered AS bit varying)) = bit_count(CAST(:answered AS bit varying))
       AND set_config('synchronous_commit', 'on', true) = 'on' -- whatever the session, a pooler or the role says
-      AND (SELECT g.state = 'sending' AND g.template_version = :template_version FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id)
+      AND (SELECT g.state = 'sending' AND {{letter}} = :template_version FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id)
     RETURNING c.calls
 ),
 {{answered}}
@@ -350,7 +356,7 @@ FROM mailpipe.chunk WHERE campaign_id = :campaign_id AND slice BETWEEN :first_sl
 
 -- name: next_due
 -- Seconds until the next chunk of these slices may be leased: a pending one when it is due, one in other hands when its lease ends.
-SELECT extract(epoch FROM min(due_at) FILTER (WHERE state = 'pending') - clock_timestamp()),
+SELECT extract(epoch FROM min(due_at) FILTER (WHERE state = 'pending' AND held IS NULL) - clock_timestamp()),
        extract(epoch FROM min(leased_until) - clock_timestamp()) FROM mailpipe.chunk
 WHERE campaign_id = :campaign_id AND slice BETWEEN :first_slice AND :last_slice AND state IN ('pending', 'leased');
 

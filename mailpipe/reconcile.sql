@@ -5,7 +5,7 @@
 SELECT g.key, CAST(min(c.slice) AS integer) AS first_slice, CAST(max(c.slice) AS integer) AS last_slice
 FROM mailpipe.campaign g JOIN mailpipe.chunk c USING (campaign_id)
 WHERE g.state = 'sending'
-  AND (c.state = 'pending' AND c.due_at <= clock_timestamp() AND coalesce(least(c.expires_at, c.quiet_at), 'infinity') > clock_timestamp()
+  AND (c.state = 'pending' AND c.held IS NULL AND c.due_at <= clock_timestamp() AND coalesce(least(c.expires_at, c.quiet_at), 'infinity') > clock_timestamp()
        OR c.state = 'leased' AND c.leased_until <= clock_timestamp())
   AND NOT EXISTS (SELECT FROM mailpipe.chunk l WHERE l.campaign_id = g.campaign_id
                   AND l.state = 'leased' AND l.leased_until > clock_timestamp())

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from mailpipe import adapters, address, campaign, event, latency, ledger, pace, snapshot
+from mailpipe import adapters, address, campaign, event, hold, latency, ledger, pace, snapshot
 from mailpipe.db import Connection, Database, queries
 from mailpipe.errors import CampaignError
 
@@ -239,10 +239,11 @@ def _pair(connection: Connection, name: str, campaign_id: int) -> tuple[int, flo
 
 @dataclass(frozen=True)
 class _Wait:
-    """For what a campaign waits, for how many seconds from now, and how fast it may go then (recipients per second)."""
+    """For what a campaign waits, for how many seconds from now (None: nobody knows), and how fast it may go then (recipients per
+    second)."""
 
     text: str
-    seconds: float
+    seconds: float | None
     rate: float | None
 
 
@@ -260,7 +261,13 @@ def _wait(connection: Connection, found: campaign.Campaign, left: int) -> _Wait 
     due = ledger.next_due(connection, found.campaign_id, (0, 99)).pending
     if due is not None and due > 0:
         return _Wait(f"next people are due in {due:.0f} s", due, limits.real_rate)
+    if due is None and (held := hold.waiting(connection, found.campaign_id)):
+        text = " and ".join(f"{people} people wait for {_DECISIONS[reason]}" for reason, people in held.items())
+        return _Wait(text, None, limits.real_rate)
     return None
+
+
+_DECISIONS = {"experiment": "the decision of the experiment", "wave": "the gate before their wave"}
 
 
 def _until(reason: str, instant: datetime) -> str:
@@ -272,7 +279,7 @@ def _eta(left: int, rate: float, wait: _Wait | None) -> float | None:
     if wait is None:
         return left / rate if rate > 0 else None
     then = rate or wait.rate
-    return wait.seconds + left / then if then else None
+    return wait.seconds + left / then if then and wait.seconds is not None else None
 
 
 def _message_id(row: dict[str, Any]) -> str | None:

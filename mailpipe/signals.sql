@@ -12,7 +12,7 @@ SELECT g.campaign_id, g.key AS campaign, coalesce(g.spec ->> 'lane', 'normal') A
        coalesce(sum(c.skipped), 0)
            + coalesce(sum(c.size - bit_count(c.finished)) FILTER (WHERE c.state IN ('cancelled', 'expired')), 0) AS skipped,
        count(*) FILTER (WHERE c.state = 'pending') AS pending_chunks, count(*) FILTER (WHERE c.state = 'leased') AS leased_chunks,
-       CAST(greatest(0, coalesce(extract(epoch FROM clock_timestamp() - min(c.due_at) FILTER (WHERE c.state = 'pending')), 0))
+       CAST(greatest(0, coalesce(extract(epoch FROM clock_timestamp() - min(c.due_at) FILTER (WHERE c.state = 'pending' AND c.held IS NULL)), 0))
             AS double precision) AS oldest_age
 FROM mailpipe.campaign g LEFT JOIN mailpipe.chunk c USING (campaign_id)
 WHERE g.state IN ('sending', 'paused')

@@ -18,7 +18,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from mailpipe import address, campaign, earlier, frequency, segment, suppression
+from mailpipe import address, campaign, cells, earlier, frequency, segment, suppression
 from mailpipe.db import Connection, queries
 from mailpipe.errors import SnapshotError
 from mailpipe.schedule import timing, when
@@ -173,19 +173,21 @@ def _freeze(
         due_at=found.due_at,
         now=found.now,
     )
-    sorting = {"join": timed.join, "order": timed.order} if timed else {"join": "", "order": ""}
+    placed = cells.place(
+        connection, table.staged, when.plain(found.spec, found.due_at), timed, _assigners(settings, found)
+    )
+    sorting = {"join": placed.join, "order": placed.order}
     # Hardly any segment returns a person under two addresses. The index finds it out, and it is done again, users first.
     if not (_fill(table, [_ADDRESS], sorting) or _fill(table, [_USER, _ADDRESS], sorting)):
         raise SnapshotError(f"{chosen.path}: duplicates remain after they were removed; please report this")
     excluded = {reason: int(count) for reason, count in table.run("excluded").fetchall()}
     recipients = returned - sum(excluded.values())
-    if timed:
-        timed.measure(connection, table.name)
-    windows = [group.window for group in timed.groups] if timed else [when.plain(found.spec, found.due_at)]
-    cuts = list(cut(recipients, found.spec.chunk_size, timed.sizes if timed else ()))
+    placed.measure(connection, table.name, recipients)
+    cuts = list(cut(recipients, found.spec.chunk_size, placed.sizes))
     if unusable:
         unusable = [seq for (seq,) in table.run("seqs", {"campaign_id": campaign_id, "places": unusable})]
     table.run("attach")
+    of_cuts = [placed.cells[piece.group] for piece in cuts]
     connection.execute(
         QUERIES["chunks"],
         {
@@ -194,13 +196,18 @@ def _freeze(
             "slices": [piece.slice for piece in cuts],
             "firsts": [piece.first_seq for piece in cuts],
             "sizes": [piece.size for piece in cuts],
-            "dues": [windows[piece.group].due_at for piece in cuts],
-            "ends": [windows[piece.group].expires_at for piece in cuts],
-            "quiets": [windows[piece.group].quiet_at for piece in cuts],
-            "zones": [timed.zone(piece.group) if timed else None for piece in cuts],
+            "dues": [cell.window.due_at for cell in of_cuts],
+            "ends": [cell.window.expires_at for cell in of_cuts],
+            "quiets": [cell.window.quiet_at for cell in of_cuts],
+            "zones": [cell.zone for cell in of_cuts],
+            "variants": [cell.variant for cell in of_cuts],
+            "helds": [cell.held for cell in of_cuts],
+            "labels": ["{" + ",".join(cell.labels) + "}" for cell in of_cuts],
         },
     )
-    timing.keep(connection, campaign_id, windows, cuts)
+    timing.keep(
+        connection, campaign_id, [None if cell.held else cell.window.due_at for cell in placed.cells], cuts
+    )
     if unusable:
         table.run("skip", {"campaign_id": campaign_id, "seqs": unusable})
     connection.execute(
@@ -216,12 +223,18 @@ def _freeze(
             "returned": returned,
             "excluded": Jsonb(excluded),
             "recipients": recipients,
-            "timing": Jsonb(timed.to_json(found.spec) if timed else timing.plain_json(windows[0], recipients)),
+            "timing": Jsonb(placed.to_json(found.spec)),
         },
     )
     taken = get(connection, campaign_id)
     assert taken is not None
     return taken
+
+
+def _assigners(settings: Settings, found: campaign.Campaign) -> list[cells.Assigner]:
+    """What tells the people of this campaign apart beside their zones, in the order in which each builds on those before."""
+    del settings, found
+    return []
 
 
 class _Table:

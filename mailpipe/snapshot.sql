@@ -70,7 +70,7 @@ SELECT reason, count(*) FROM refused GROUP BY reason;
 CREATE TABLE {{table}} AS
 SELECT {{campaign_id}} AS campaign_id, CAST(row_number() OVER (ORDER BY {{order}}place) AS integer) AS seq,
        user_id, email, timezone, locale, variables
-FROM {{staged}} {{join}} WHERE place NOT IN (SELECT place FROM refused);
+FROM {{staged}} AS person {{join}} WHERE place NOT IN (SELECT place FROM refused);
 
 -- name: tidy
 ALTER TABLE {{table}} ALTER campaign_id SET NOT NULL, ALTER seq SET NOT NULL, ALTER user_id SET NOT NULL,
@@ -89,12 +89,15 @@ ALTER TABLE mailpipe.recipient ATTACH PARTITION {{table}} FOR VALUES IN ({{campa
 DROP TABLE {{staged}};
 
 -- name: chunks
-INSERT INTO mailpipe.chunk (campaign_id, chunk_no, slice, first_seq, size, due_at, expires_at, quiet_at, timezone, opened, finished)
+INSERT INTO mailpipe.chunk (campaign_id, chunk_no, slice, first_seq, size, due_at, expires_at, quiet_at, timezone, variant, held, labels,
+                            opened, finished)
 SELECT :campaign_id, x.chunk_no, x.slice, x.first_seq, x.size, x.due_at, x.expires_at, x.quiet_at, x.timezone,
+       x.variant, x.held, CAST(x.labels AS text[]),
        CAST(repeat('0', x.size) AS bit varying), CAST(repeat('0', x.size) AS bit varying)
 FROM unnest(CAST(:numbers AS integer[]), CAST(:slices AS smallint[]), CAST(:firsts AS integer[]), CAST(:sizes AS smallint[]),
-            CAST(:dues AS timestamptz[]), CAST(:ends AS timestamptz[]), CAST(:quiets AS timestamptz[]), CAST(:zones AS text[]))
-    AS x(chunk_no, slice, first_seq, size, due_at, expires_at, quiet_at, timezone);
+            CAST(:dues AS timestamptz[]), CAST(:ends AS timestamptz[]), CAST(:quiets AS timestamptz[]), CAST(:zones AS text[]),
+            CAST(:variants AS text[]), CAST(:helds AS text[]), CAST(:labels AS text[]))
+    AS x(chunk_no, slice, first_seq, size, due_at, expires_at, quiet_at, timezone, variant, held, labels);
 
 -- name: seqs
 -- Which numbers the people of these places have got, if they were not left out.

@@ -7,7 +7,7 @@
 -- The view `delivery` gives every recipient exactly one state. SES events set bits in `event_mask`.
 --
 -- Who may write what: campaign.py `campaign`, `template_version`, `audit`; snapshot.py `snapshot`, `recipient` and new `chunk`s;
--- ledger.py all that changes in `chunk`, `call` and `outcome`; event.py `event_mask`; feedback/ingest.py `event`, `feedback` and
+-- ledger.py all that changes in `chunk`, `call` and `outcome`, but that hold.py alone frees who is `held`; event.py `event_mask`; feedback/ingest.py `event`, `feedback` and
 -- `soft_bounce`; latency.py `latency`; breaker.py `breaker_trip` and `postmaster_rate`; suppression.py `suppression`,
 -- `suppression_removed` and `opt_out`; suppression_sync.py its two tables; pace.py `pace`; identity.py `instance`; scanner_guard.py `unsubscribe_minute`.
 -- engagement/ its four tables. Under schedule/: timing.py `due`, window.py the windows of `chunk`, recurring.py `schedule` and `occurrence`.
@@ -109,6 +109,9 @@ CREATE TABLE mailpipe.chunk (
     expires_at   timestamptz,                                  -- not after this instant; NULL: at any time
     quiet_at     timestamptz,                                  -- quiet hours begin: not after it, until the chunk is put off
     timezone     text,                                         -- the zone by whose clocks they begin and end
+    variant      text,                                         -- of an experiment; NULL: the campaign's own mail, or not decided yet
+    held         text CHECK (held IN ('experiment', 'wave')),  -- nobody is mailed before a decision frees it
+    labels       text[] NOT NULL DEFAULT '{}',                 -- what the plan calls its people: test, rest, explore, T1, day:3 ...
     PRIMARY KEY (campaign_id, chunk_no),
     CHECK (length(opened) = size AND length(finished) = size),
     CHECK (bit_count(opened & finished) = 0),
@@ -118,9 +121,18 @@ CREATE TABLE mailpipe.chunk (
     CHECK ((owner IS NULL) = (leased_until IS NULL)),
     CHECK (state <> 'done' OR bit_count(finished) = size),
     CHECK (state = 'leased' OR bit_count(opened) = 0),
-    CHECK ((quiet_at IS NULL) = (timezone IS NULL))
+    CHECK ((quiet_at IS NULL) = (timezone IS NULL)),
+    CHECK (held IS NULL OR state <> 'leased')
 ) WITH (fillfactor = 66);
 CREATE INDEX chunk_first_seq ON mailpipe.chunk (campaign_id, first_seq);
+
+-- The mail of a variant, where it is not the campaign's own. Frozen with the approval.
+CREATE TABLE mailpipe.campaign_variant (
+    campaign_id      integer NOT NULL REFERENCES mailpipe.campaign,
+    variant          text NOT NULL CHECK (variant ~ '^[a-z0-9_-]{1,32}$'),
+    template_version text NOT NULL REFERENCES mailpipe.template_version,
+    PRIMARY KEY (campaign_id, variant)
+);
 
 -- When which slices of a campaign are due, from its snapshot on: runs are launched from it, and none twice for one due time.
 CREATE TABLE mailpipe.due (
@@ -541,7 +553,8 @@ SELECT r.campaign_id, r.seq, c.slice, r.user_id, r.email, r.timezone, r.locale,
            WHEN o.state <> 'retry' THEN o.reason
            WHEN c.state IN ('cancelled', 'expired') AND get_bit(c.finished, r.seq - c.first_seq) = 0 THEN c.state
            ELSE o.reason
-       END AS reason
+       END AS reason,
+       c.variant, c.labels
 FROM mailpipe.chunk c
 JOIN mailpipe.recipient r ON r.campaign_id = c.campaign_id AND r.seq BETWEEN c.first_seq AND c.first_seq + c.size - 1
 LEFT JOIN mailpipe.outcome o ON o.campaign_id = r.campaign_id AND o.seq = r.seq;

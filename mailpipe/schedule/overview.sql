@@ -61,7 +61,7 @@ FROM mailpipe.campaign g JOIN mailpipe.chunk c USING (campaign_id)
 WHERE (g.state IN ('sending', 'paused')
        OR g.state = 'approved' AND coalesce(g.spec ->> 'due_at', g.spec ->> 'send_at') IS NOT NULL
           AND c.due_at > clock_timestamp() - make_interval(secs => :grace))
-  AND c.state IN ('pending', 'leased') AND c.due_at < clock_timestamp() - CAST(:tolerance AS interval)
+  AND c.state IN ('pending', 'leased') AND c.held IS NULL AND c.due_at < clock_timestamp() - CAST(:tolerance AS interval)
 GROUP BY g.campaign_id ORDER BY 4 LIMIT :most;
 
 -- name: unapproved

@@ -37,7 +37,6 @@ class Timing:
     """How the people of one snapshot are due. `sizes` are the people of each group, in order; known once they are numbered."""
 
     made: Arrangement
-    staged: str
     sizes: list[int] = field(default_factory=list)
     people: dict[str | None, int] = field(default_factory=dict)
 
@@ -52,8 +51,8 @@ class Timing:
 
     @property
     def join(self) -> str:
-        """What the staged people are joined with, so that they can be sorted."""
-        return f"JOIN due_rank ON zone = coalesce({self.staged}.timezone, '')" if len(self.groups) > 1 else ""
+        """What the staged people, called `person`, are joined with, so that they can be sorted."""
+        return "JOIN due_rank ON zone = coalesce(person.timezone, '')" if len(self.groups) > 1 else ""
 
     @property
     def order(self) -> str:
@@ -73,24 +72,25 @@ class Timing:
         def count(texts: frozenset[str | None]) -> int:
             return sum(self.people.get(text, 0) for text in texts)
 
-        due: dict[datetime, int] = defaultdict(int)
-        for group, size in zip(self.groups, self.sizes, strict=True):
-            due[group.window.due_at] += size
         unknown = sorted(self.made.unknown, key=lambda text: (-self.people.get(text, 0), text or ""))
         return {
-            "due": [{"at": at.isoformat(), "people": people} for at, people in sorted(due.items()) if people],
             "past": count(self.made.past),
             "past_policy": when.past_policy,
             "deferred": count(self.made.deferred),
             "unknown_zone": count(self.made.unknown),
             "unknown_zones": [_shown(text) for text in unknown if self.people.get(text)][:_LISTED],
-            "rules": zones.RULES,
         }
 
 
-def plain_json(window: Window, recipients: int) -> dict[str, Any]:
-    """The same of an audience in which time makes no difference."""
-    return {"due": [{"at": window.due_at.isoformat(), "people": recipients}], "rules": zones.RULES}
+def due_json(dues: Iterable[tuple[datetime, int]]) -> dict[str, Any]:
+    """The same of every audience: how many people are due at each instant."""
+    due: dict[datetime, int] = defaultdict(int)
+    for at, people in dues:
+        due[at] += people
+    return {
+        "due": [{"at": at.isoformat(), "people": people} for at, people in sorted(due.items()) if people],
+        "rules": zones.RULES,
+    }
 
 
 def _columns(rows: Iterable[tuple[Any, Any]], *names: str) -> dict[str, list[Any]]:
@@ -123,14 +123,17 @@ def stage(
     connection.execute(QUERIES["known"])
     if made.refused:
         connection.execute(QUERIES.filled("refuse", staged=staged), _columns(made.refused.items(), "texts", "reasons"))
-    return Timing(made, staged)
+    return Timing(made)
 
 
-def keep(connection: Connection, campaign_id: int, windows: Sequence[Window], pieces: Sequence[Piece]) -> None:
-    """Note when which slices of a campaign are due; runs are launched from it."""
+def keep(connection: Connection, campaign_id: int, dues: Sequence[datetime | None], pieces: Iterable[Piece]) -> None:
+    """Note when which slices of a campaign are due; runs are launched from it. `dues` are the instants of the groups; None: theirs is
+    not known yet."""
     spans: dict[datetime, list[int]] = {}
     for piece in pieces:
-        due_at = windows[piece.group].due_at
+        due_at = dues[piece.group]
+        if due_at is None:
+            continue
         first, last, people = spans.get(due_at, [piece.slice, piece.slice, 0])
         spans[due_at] = [min(first, piece.slice), max(last, piece.slice), people + piece.size]
     connection.execute(

@@ -16,13 +16,13 @@ SELECT DISTINCT c.campaign_id, c.timezone, c.quiet_at, g.spec ->> 'quiet_hours',
        coalesce(CAST(:now AS timestamptz), statement_timestamp())
 FROM mailpipe.chunk c JOIN mailpipe.campaign g USING (campaign_id)
 WHERE g.state IN ('sending', 'paused') AND c.campaign_id = coalesce(CAST(:campaign_id AS integer), c.campaign_id)
-  AND c.state = 'pending' AND c.quiet_at <= coalesce(CAST(:now AS timestamptz), clock_timestamp());
+  AND c.state = 'pending' AND c.held IS NULL AND c.quiet_at <= coalesce(CAST(:now AS timestamptz), clock_timestamp());
 
 -- name: put_off
 -- The new due time is noted, so that somebody is launched for it.
 WITH caught AS MATERIALIZED (
     SELECT c.chunk_no FROM mailpipe.chunk c
-    WHERE c.campaign_id = :campaign_id AND c.timezone = :timezone AND c.quiet_at = :quiet_at AND c.state = 'pending'
+    WHERE c.campaign_id = :campaign_id AND c.timezone = :timezone AND c.quiet_at = :quiet_at AND c.state = 'pending' AND c.held IS NULL
     FOR UPDATE OF c SKIP LOCKED
 ),
 moved AS (

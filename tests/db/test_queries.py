@@ -40,7 +40,11 @@ FRAGMENTS = {
     "locale": "segment.locale",
     "variables": "segment.city",
     "order": "rank, ",
-    "join": "JOIN due_rank ON zone = mailpipe.staged_1.timezone",
+    "join": "JOIN due_rank ON zone = person.timezone",
+    "joins": "JOIN due_rank ON zone = person.timezone",
+    "group": "rank",
+    "columns": "person.locale AS arm",
+    "names": "arm",
 }
 # What some queries find when they run: the table that an earlier one has made.
 BEFORE = """
@@ -51,6 +55,9 @@ CREATE TABLE mailpipe.staged_1 (place int, user_id text, email text, timezone te
 CREATE TABLE mailpipe.refused (place int, reason text);
 CREATE TABLE mailpipe.due_rank (zone text, rank int);
 CREATE TABLE mailpipe.kept (user_id text);
+CREATE TABLE mailpipe.person_key (place int, zone_group int, arm text);
+CREATE TABLE mailpipe.cell_key (number int, cell_rank int, zone_group int, arm text);
+CREATE TABLE mailpipe.placed (place int, cell_rank int);
 SET search_path = public, mailpipe"""
 # Not to be prepared: definitions. Each is one statement, or run by a test of its own module.
 DEFINITION = re.compile(r"^(CREATE|ALTER|DROP|COMMENT|GRANT|ANALYZE|TRUNCATE|LOCK|SET)\b", re.IGNORECASE)
