@@ -1,8 +1,8 @@
-"""Cells: people of one audience who have window, variant, labels and what they wait for in common. A chunk holds people of one cell.
+"""Cells: people of one audience who have window, variant, labels and what they wait for in common. A chunk holds people of one.
 
 Run in the transaction of a snapshot, between refusing people and numbering them. What tells people apart is not known here: zones
-come from `schedule.timing`, all else from assigners (send times, experiments, waves), each of which gives every person a key, and makes
-cells of the keys that occur.
+come from `schedule.timing`, all else from assigners (send times, experiments, waves), each of which gives every person a key, and
+makes cells of the keys that occur.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Held = Literal["experiment", "wave"]
 @dataclass(frozen=True)
 class Cell:
     """What people of one chunk have in common. `window`: when their mail may leave (UTC; of `held` people: when it is planned to);
-    `zone`: by whose clocks quiet hours begin and end, where there are any; `variant`: None is the campaign's own mail, or not decided
-    yet; `labels`: what a plan calls them. Cells that are due together are sent in the order of `order`."""
+    `zone`: by whose clocks quiet hours begin and end, where there are any; `variant`: None is the campaign's own mail, or not
+    decided yet; `labels`: what a plan calls them. Cells that are due together are sent in the order of `order`."""
 
     window: Window
     zone: str | None = None
@@ -39,12 +39,20 @@ class Cell:
         """Sorts cells as they are sent; open ends come last."""
         never = datetime.max.replace(tzinfo=UTC)
         ends = self.window.expires_at or never, self.window.quiet_at or never
-        return (self.window.due_at, self.order, *ends, self.zone or "", self.variant or "", self.held or "", self.labels)
+        return (
+            self.window.due_at,
+            self.order,
+            *ends,
+            self.zone or "",
+            self.variant or "",
+            self.held or "",
+            self.labels,
+        )
 
 
 class Column(NamedTuple):
-    """A key of each person, never NULL. `expression` is SQL over the staged people (`person.place`, `user_id`, `email`, `email_hash`,
-    `timezone`, `locale`, `variables`) and what `join` adds: one row for each of them, so mostly a LEFT JOIN. Both are our own SQL,
+    """A key of each person, never NULL. `expression` is SQL over the staged people (`person.place`, `user_id`, `email`,
+    `email_hash`, `timezone`, `locale`, `variables`) and what `join` adds: one row for each of them, so mostly a LEFT JOIN. Both are our own SQL,
     never data."""
 
     name: str
@@ -68,8 +76,8 @@ class Assigner(Protocol):
 
 @dataclass
 class Placement:
-    """The cells of an audience in sending order. `join` and `order` sort the staged people `person` by them; `sizes` are the people of
-    each, known once they are numbered."""
+    """The cells of an audience in sending order. `join` and `order` sort the staged people `person` by them; `sizes` are the people
+    of each, known once they are numbered."""
 
     cells: tuple[Cell, ...]
     join: str = ""
@@ -101,7 +109,7 @@ class Placement:
 def place(
     connection: Connection, staged: str, plain: Window, timed: Timing | None, assigners: Sequence[Assigner]
 ) -> Placement:
-    """Find the cells of the staged people who are not refused. `plain` is the window of everybody where zones make no difference."""
+    """Find the cells of the staged people who are not refused. `plain` is everybody's window where zones make no difference."""
     zoned = [_of_group(timed, number) for number in range(len(timed.groups))] if timed else [Cell(plain)]
     if not assigners:
         return Placement(tuple(zoned), timed.join if timed else "", timed.order if timed else "", timed=timed)

@@ -1,7 +1,7 @@
 """Chunks that wait for a decision: freed by it, or put off until it comes. What decides is told in `experiment` and `waves`.
 
-A held chunk is frozen like any other, with the time for which it is planned, but nobody leases it and no run is launched for it; its
-campaign does not end before it. This module alone frees one, and notes when it is due then.
+A held chunk is frozen like any other, with the time for which it is planned, but nobody leases it and no run is launched for it;
+its campaign does not end before it. This module alone frees one, and notes when it is due then.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def release(
     due_at: datetime | None = None,
     label: str | None = None,
 ) -> int:
-    """Let held people be mailed: all that wait for such a decision, or those with a label. They get the variant, if there is one, and
-    are due when it was planned, but not before `due_at` (UTC). Answers how many people are pending by it; a second time nobody is.
+    """Let held people be mailed: all that wait for such a decision, or those with a label. They get the variant, if there is one,
+    and are due when it was planned, but not before `due_at` (UTC). Answers how many people are pending by it; a second time nobody is.
     """
     row = connection.execute(
         QUERIES["release"],

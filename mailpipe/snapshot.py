@@ -205,9 +205,7 @@ def _freeze(
             "labels": ["{" + ",".join(cell.labels) + "}" for cell in of_cuts],
         },
     )
-    timing.keep(
-        connection, campaign_id, [None if cell.held else cell.window.due_at for cell in placed.cells], cuts
-    )
+    timing.keep(connection, campaign_id, [None if cell.held else cell.window.due_at for cell in placed.cells], cuts)
     if unusable:
         table.run("skip", {"campaign_id": campaign_id, "seqs": unusable})
     connection.execute(
@@ -231,9 +229,8 @@ def _freeze(
     return taken
 
 
-def _assigners(settings: Settings, found: campaign.Campaign) -> list[cells.Assigner]:
+def _assigners(_settings: Settings, _found: campaign.Campaign) -> list[cells.Assigner]:
     """What tells the people of this campaign apart beside their zones, in the order in which each builds on those before."""
-    del settings, found
     return []
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from mailpipe.db import Connection, queries
 from mailpipe.schedule import zones
-from mailpipe.schedule.when import Arrangement, Group, When, Window, arrange
+from mailpipe.schedule.when import Arrangement, Group, When, arrange
 
 QUERIES = queries.beside(__file__)
 _LISTED = 10
@@ -127,8 +127,8 @@ def stage(
 
 
 def keep(connection: Connection, campaign_id: int, dues: Sequence[datetime | None], pieces: Iterable[Piece]) -> None:
-    """Note when which slices of a campaign are due; runs are launched from it. `dues` are the instants of the groups; None: theirs is
-    not known yet."""
+    """Note when which slices of a campaign are due; runs are launched from it. `dues` are the instants of the groups; None:
+    theirs is not known yet."""
     spans: dict[datetime, list[int]] = {}
     for piece in pieces:
         due_at = dues[piece.group]

@@ -33,7 +33,8 @@ class ByNumber:
             " AND place NOT IN (SELECT place FROM refused)".encode()
         )
         connection.execute(
-            f"CREATE TEMPORARY TABLE arms ON COMMIT DROP AS SELECT place, CAST(user_id AS integer) % 10 AS tenth FROM {staged}".encode()
+            "CREATE TEMPORARY TABLE arms ON COMMIT DROP AS"
+            f" SELECT place, CAST(user_id AS integer) % 10 AS tenth FROM {staged}".encode()
         )
         return [Column("arm", "CASE arms.tenth WHEN 0 THEN 'a' WHEN 1 THEN 'b' ELSE '' END", "JOIN arms USING (place)")]
 
@@ -51,7 +52,7 @@ class ByNumber:
 def split(scene: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world in which every campaign is an experiment."""
     assigners: list[Assigner] = [ByNumber()]
-    monkeypatch.setattr(snapshot, "_assigners", lambda settings, found: assigners)
+    monkeypatch.setattr(snapshot, "_assigners", lambda _settings, _found: assigners)
     return scene
 
 
@@ -103,7 +104,8 @@ def test_cells_and_zones_work_together(split: World) -> None:
     ]
     assert sum(one["people"] for one in taken.timing["due"]) == taken.recipients == 180
     order = split.execute(
-        "SELECT bool_and(due_at >= before) FROM (SELECT d.due_at, lag(d.due_at) OVER (ORDER BY seq) AS before FROM mailpipe.delivery d"
+        "SELECT bool_and(due_at >= before) FROM (SELECT d.due_at, lag(d.due_at) OVER (ORDER BY seq) AS before"
+        " FROM mailpipe.delivery d"
         " JOIN mailpipe.campaign g USING (campaign_id) WHERE key = %(key)s) AS x WHERE before IS NOT NULL",
         {"key": key},
     )

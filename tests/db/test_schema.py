@@ -50,8 +50,8 @@ CHANGES = [
     "DROP INDEX mailpipe.recipient_email",
     "CREATE INDEX ON mailpipe.outcome (state)",
     "CREATE OR REPLACE VIEW mailpipe.delivery AS SELECT campaign_id, seq, 0::smallint AS slice, user_id, email, timezone, locale,"
-    " 1::smallint AS attempt, 0 AS chunk_no, now() AS due_at, 'sent' AS state, 'x' AS reason, 'a' AS variant, '{}'::text[] AS labels"
-    " FROM mailpipe.recipient",
+    " 1::smallint AS attempt, 0 AS chunk_no, now() AS due_at, 'sent' AS state, 'x' AS reason, 'a' AS variant,"
+    " '{}'::text[] AS labels FROM mailpipe.recipient",
     "DROP SEQUENCE mailpipe.pace_account",
     "ALTER SEQUENCE mailpipe.pace_account INCREMENT BY 2",
     "COMMENT ON VIEW mailpipe.delivery IS 'something else'",
