@@ -24,7 +24,8 @@ def release(
     label: str | None = None,
 ) -> int:
     """Let held people be mailed: all that wait for such a decision, or those with a label. They get the variant, if there is one,
-    and are due when it was planned, but not before `due_at` (UTC). Answers how many people are pending by it; a second time nobody is.
+    and are due when it was planned, but not before `due_at` (UTC). Answers how many people are pending by it; a second time nobody
+    is.
     """
     row = connection.execute(
         QUERIES["release"],
