@@ -258,6 +258,18 @@ class TestProgress:
         self.age(scene, key, 30)
         assert scene.progress(key).rate_per_second == pytest.approx(scene.progress(key).sent / 30, rel=0.2)
 
+    def test_of_very_many_calls_the_last_ones_tell_the_rate(self, scene: World) -> None:
+        """They can be read at any speed, and they are the present one: 200 a second after 50 a second."""
+        scene.people(10)
+        key = scene.ready()
+        scene.execute(
+            "INSERT INTO mailpipe.call (campaign_id, chunk_no, no, at, seconds, positions, accepted, message_ids)"
+            " SELECT %(id)s, 0, n, now() - n * interval '5 ms' - greatest(n - 4000, 0) * interval '15 ms', 0.1, B'1', 1,"
+            " decode(repeat('00', 24), 'hex') FROM generate_series(1, 5000) AS n",
+            {"id": scene.campaign(key).campaign_id},
+        )
+        assert scene.progress(key).rate_per_second == pytest.approx(200, rel=0.05)
+
     def test_a_paused_campaign_has_no_eta(self, scene: World, connection: Connection) -> None:
         scene.people(120)
         key = scene.ready(chunk_size=100)
