@@ -28,6 +28,7 @@ from mailpipe.web import (
 )
 
 API = "/api/v1"
+OPERATIONS = [*messages.OPERATIONS, *campaigns.OPERATIONS, *schedule_forms.OPERATIONS]
 
 
 def build(config: Settings, database: Database) -> Starlette:
@@ -42,7 +43,7 @@ def build(config: Settings, database: Database) -> Starlette:
         *messages.routes(database, prefix=API),
         *campaigns.routes(database, prefix=API),
         *schedules.routes(config, database, prefix=API),
-        *openapi.routes([*messages.OPERATIONS, *campaigns.OPERATIONS, *schedule_forms.OPERATIONS], prefix=API),
+        *openapi.routes(OPERATIONS, prefix=API),
     ]
     # A redirect would break one-click unsubscribe (RFC 8058), so nothing redirects: no slash is added or taken away.
     gate = Mount(API, app=auth.Gate(Router(api, redirect_slashes=False), tokens=tokens))

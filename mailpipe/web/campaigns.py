@@ -16,8 +16,9 @@ from mailpipe import campaign, report
 from mailpipe.campaign import State
 from mailpipe.db import Database
 from mailpipe.errors import CampaignError
-from mailpipe.web.openapi import Operation
+from mailpipe.web.openapi import Operation, Parameter
 from mailpipe.web.problem import Problem
+from mailpipe.web.query import choice, only
 
 
 class CampaignLine(pydantic.BaseModel):
@@ -48,9 +49,15 @@ OPERATIONS = [
         "/campaigns",
         "List all campaigns",
         answers={200: CampaignList, 422: None},
-        query={"state": "Only those in this state"},
+        query={"state": Parameter("Only those in this state", State)},
     ),
-    Operation("GET", "/campaigns/{key}", "Say how far a campaign is", answers={200: report.Progress, 404: None}),
+    Operation(
+        "GET",
+        "/campaigns/{key}",
+        "Say how far a campaign is",
+        answers={200: report.Progress, 404: None},
+        places=[Parameter("The key of the campaign")],
+    ),
 ]
 
 
@@ -58,11 +65,8 @@ def routes(database: Database, *, prefix: str) -> list[Route]:
     """`prefix` is the path before these routes, for the addresses in answers."""
 
     async def index(request: Request) -> JSONResponse:
-        state = request.query_params.get("state")
-        if state is not None and state not in get_args(State):
-            raise Problem(
-                HTTPStatus.UNPROCESSABLE_ENTITY, f"state: expected one of {', '.join(get_args(State))}", field="state"
-            )
+        only(request.query_params, "state")
+        state = choice(request.query_params, "state", get_args(State))
         listed = CampaignList(campaigns=await run_in_threadpool(lines, state))
         return JSONResponse(listed.model_dump(mode="json"))
 

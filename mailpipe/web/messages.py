@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from uuid import UUID
 
 import pydantic
 from starlette.concurrency import run_in_threadpool
@@ -14,7 +15,7 @@ from mailpipe import outbox
 from mailpipe.db import Database
 from mailpipe.outbox import Conflict, Key, MessageSpec
 from mailpipe.web.guard import body
-from mailpipe.web.openapi import Operation
+from mailpipe.web.openapi import Operation, Parameter, by_method
 from mailpipe.web.problem import Problem
 
 MOST = 1024 * 1024
@@ -44,6 +45,7 @@ class Cancelled(pydantic.BaseModel):
     cancelled: int
 
 
+_ID = Parameter("The id of the message", UUID)
 OPERATIONS = [
     Operation(
         "POST",
@@ -51,20 +53,41 @@ OPERATIONS = [
         "Enqueue one mail for one person",
         body=MessageSpec,
         answers={202: AcceptedMessage, **dict.fromkeys((400, 408, 409, 413, 415, 422))},
-        headers={KEY_HEADER: "The same key again is the same mail, and the same answer"},
+        headers={KEY_HEADER: Parameter("The same key again is the same mail, and the same answer", Key)},
+        examples={
+            "a code, at once": {
+                "to": "ana@example.com",
+                "subject": "Your code is 314159",
+                "text": "Your code is 314159.",
+                "lane": "critical",
+                "expires_in": "5m",
+            },
+            "a reminder, later": {
+                "to": "ana@example.com",
+                "subject": "Your basket",
+                "html": "<p>Something is left in your basket.</p>",
+                "lane": "low",
+                "delay": "24h",
+                "cancel_key": "basket-4711",
+            },
+        },
     ),
-    Operation("GET", "/messages/{message_id}", "Look at a message", answers={200: outbox.Message, 404: None}),
+    Operation(
+        "GET", "/messages/{message_id}", "Look at a message", answers={200: outbox.Message, 404: None}, places=[_ID]
+    ),
     Operation(
         "DELETE",
         "/messages/{message_id}",
         "Call off a message that is in no call yet",
         answers={200: outbox.Message, 404: None, 409: None},
+        places=[_ID],
     ),
     Operation(
         "POST",
         "/messages:cancel",
         "Call off all messages under a key that are in no call yet",
         body=CancelSpec,
+        examples={"reminders of one basket": {"cancel_key": "basket-4711"}},
         answers={200: Cancelled, **dict.fromkeys((400, 408, 413, 415, 422))},
     ),
 ]
@@ -125,8 +148,7 @@ def routes(database: Database, *, prefix: str) -> list[Route]:
     return [
         Route("/messages", create, methods=["POST"]),
         Route("/messages:cancel", cancel_all, methods=["POST"]),
-        Route("/messages/{message_id}", show, methods=["GET"]),
-        Route("/messages/{message_id}", cancel, methods=["DELETE"]),
+        by_method("/messages/{message_id}", GET=show, DELETE=cancel),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib.metadata import version
@@ -12,7 +12,7 @@ from typing import Any
 import pydantic
 from pydantic.json_schema import JsonSchemaMode
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mailpipe.web import problem
@@ -38,17 +38,28 @@ class ProblemDocument(pydantic.BaseModel):
 
 
 @dataclass(frozen=True)
+class Parameter:
+    """What is given beside the body: what it means, and which values it has, as a type of pydantic's."""
+
+    text: str
+    kind: Any = str
+
+
+@dataclass(frozen=True)
 class Operation:
-    """One thing that the API does. `answers` are statuses with what the body is; None: an error as ProblemDocument. `query` and
-    `headers` are what may be given besides, with a description."""
+    """One thing that the API does. `answers` are statuses with what the body is; None: an error as ProblemDocument, and for 204
+    nothing at all. `places` are the parameters in `path`, in its order; `query` and `headers` may be given besides. `examples` are
+    bodies by what they are for."""
 
     method: str
     path: str
     summary: str
     answers: Mapping[int, type | None]
     body: type[pydantic.BaseModel] | None = None
-    query: Mapping[str, str] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
+    places: Sequence[Parameter] = ()
+    query: Mapping[str, Parameter] = field(default_factory=dict)
+    headers: Mapping[str, Parameter] = field(default_factory=dict)
+    examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def routes(operations: Sequence[Operation], *, prefix: str) -> list[Route]:
@@ -81,6 +92,15 @@ def document(operations: Sequence[Operation], *, prefix: str) -> dict[str, Any]:
     }
 
 
+def by_method(path: str, **methods: Callable[[Request], Awaitable[Response]]) -> Route:
+    """One route for all that can be done at a path, so that an answer 405 names all of it in `Allow` (RFC 9110, 15.5.6)."""
+
+    async def answer(request: Request) -> Response:
+        return await methods["GET" if request.method == "HEAD" else request.method](request)
+
+    return Route(path, answer, methods=list(methods))
+
+
 def _models(operations: Sequence[Operation]) -> list[tuple[Any, JsonSchemaMode]]:
     """Every type of a body, each once, in the sense in which it is used."""
     found: dict[tuple[Any, JsonSchemaMode], None] = {(ProblemDocument, "serialization"): None}
@@ -97,28 +117,39 @@ def _operation(one: Operation, schemas: Mapping[tuple[Any, JsonSchemaMode], Any]
     def content(kind: Any, mode: JsonSchemaMode, media_type: str) -> dict[str, Any]:
         return {"content": {media_type: {"schema": schemas[kind, mode]}}}
 
+    def answer(status: int, kind: type | None) -> dict[str, Any]:
+        if status == HTTPStatus.NO_CONTENT:
+            return {}
+        if kind is None:
+            return content(ProblemDocument, "serialization", problem.MEDIA_TYPE)
+        return content(kind, "serialization", "application/json")
+
     answers: dict[int, type | None] = {401: None, 500: None, 503: None, **one.answers}
-    places = [(name, "path", "") for name in _in_path(one.path)]
-    places += [(name, "query", text) for name, text in one.query.items()]
-    places += [(name, "header", text) for name, text in one.headers.items()]
+    parameters = [(name, "path", given) for name, given in zip(_in_path(one.path), one.places, strict=True)]
+    parameters += [(name, "query", given) for name, given in one.query.items()]
+    parameters += [(name, "header", given) for name, given in one.headers.items()]
     described: dict[str, Any] = {
         "summary": one.summary,
         "parameters": [
-            {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}, "description": text}
-            for name, place, text in places
+            {
+                "name": name,
+                "in": place,
+                "required": place == "path",
+                "schema": pydantic.TypeAdapter(given.kind).json_schema(),
+                "description": given.text,
+            }
+            for name, place, given in parameters
         ],
         "responses": {
-            str(status): {
-                "description": HTTPStatus(status).phrase,
-                **content(
-                    ProblemDocument if kind is None else kind,
-                    "serialization",
-                    problem.MEDIA_TYPE if kind is None else "application/json",
-                ),
-            }
+            str(status): {"description": HTTPStatus(status).phrase, **answer(status, kind)}
             for status, kind in sorted(answers.items())
         },
     }
     if one.body is not None:
-        described["requestBody"] = {"required": True, **content(one.body, "validation", "application/json")}
+        told = content(one.body, "validation", "application/json")
+        if one.examples:
+            told["content"]["application/json"]["examples"] = {
+                name: {"value": value} for name, value in one.examples.items()
+            }
+        described["requestBody"] = {"required": True, **told}
     return described

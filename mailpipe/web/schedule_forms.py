@@ -7,7 +7,7 @@ import binascii
 import re
 from datetime import datetime
 from http import HTTPStatus
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import pydantic
 from pydantic_core import PydanticCustomError
@@ -15,13 +15,14 @@ from starlette.requests import Request
 
 from mailpipe.schedule.overview import Entry, Place, Status, Type
 from mailpipe.web.guard import body
-from mailpipe.web.openapi import Operation
+from mailpipe.web.openapi import Operation, Parameter
 from mailpipe.web.problem import Problem, of_validation
 
 MOST = 64 * 1024
 """Bytes of a schedule."""
 PAGE, LONGEST_PAGE = 50, 200
-_id = re.compile(r"([sc])([1-9][0-9]{0,8})").fullmatch
+_ID_PATTERN = r"^([sc])([1-9][0-9]{0,8})$"
+_id = re.compile(_ID_PATTERN).fullmatch
 
 
 def _storable(value: Any) -> Any:
@@ -110,6 +111,10 @@ class ScheduleList(pydantic.BaseModel):
     queue_snapshot: Queues
 
 
+_CAMPAIGN = {"segment": "engaged_30d", "template": "flash_sale", "sender": "Example Shop <news@news.example.com>"}
+_ID = Parameter(
+    "s and the number of a schedule, or c and that of a campaign", Annotated[str, pydantic.Field(pattern=_ID_PATTERN)]
+)
 OPERATIONS = [
     Operation(
         "GET",
@@ -117,10 +122,12 @@ OPERATIONS = [
         "List schedules and campaigns",
         answers={200: ScheduleList, 422: None},
         query={
-            "type": f"Only of this type: {', '.join(get_args(Type))}",
-            "status": f"Only with this status: {', '.join(get_args(Status))}",
-            "limit": f"Entries of a page, 1 to {LONGEST_PAGE}; {PAGE} if it is not given",
-            "cursor": "Where the page begins, from the header Link of the one before",
+            "type": Parameter("Only of this type", Type),
+            "status": Parameter("Only with this status", Status),
+            "limit": Parameter(
+                f"Entries of a page; {PAGE} if it is not given", Annotated[int, pydantic.Field(ge=1, le=LONGEST_PAGE)]
+            ),
+            "cursor": Parameter("Where the page begins, from the header Link of the one before"),
         },
     ),
     Operation(
@@ -129,19 +136,41 @@ OPERATIONS = [
         "Create a schedule or a campaign",
         answers={201: ScheduleLine, 400: None, 413: None, 415: None, 422: None},
         body=Asked,
+        examples={
+            "every Monday": {
+                "cron": "0 9 * * mon",
+                "timezone": "Europe/Berlin",
+                "data": {"key": "weekly-news", "campaign": _CAMPAIGN, "missed": "latest"},
+            },
+            "once, at an instant": {"time": "2030-12-24T10:00:00+01:00", "data": {"key": "christmas", **_CAMPAIGN}},
+            "once, by the clocks of each person": {
+                "time": "2030-01-01T10:00:00",
+                "timezone": "recipient",
+                "data": {"key": "new-year", **_CAMPAIGN},
+            },
+        },
     ),
-    Operation("GET", "/schedules/{id}", "Show one", answers={200: ScheduleLine, 404: None}),
+    Operation("GET", "/schedules/{id}", "Show one", answers={200: ScheduleLine, 404: None}, places=[_ID]),
     Operation(
         "PATCH",
         "/schedules/{id}",
         "Change when or what",
         answers={200: ScheduleLine, 400: None, 404: None, 409: None, 413: None, 415: None, 422: None},
         body=Changed,
+        examples={
+            "a schedule": {"cron": "0 10 * * tue", "data": {"missed": "skip"}},
+            "a campaign": {"time": "2030-12-24T11:00:00+01:00"},
+        },
+        places=[_ID],
     ),
-    Operation("DELETE", "/schedules/{id}", "End it for good", answers={204: None, 404: None, 409: None}),
+    Operation("DELETE", "/schedules/{id}", "End it for good", answers={204: None, 404: None, 409: None}, places=[_ID]),
     *(
         Operation(
-            "POST", f"/schedules/{{id}}/{verb}", told, answers={200: ScheduleLine, 404: None, 409: None, 422: None}
+            "POST",
+            f"/schedules/{{id}}/{verb}",
+            told,
+            answers={200: ScheduleLine, 404: None, 409: None, 422: None},
+            places=[_ID],
         )
         for verb, told in (("pause", "Pause it"), ("resume", "Let it go on"), ("run-now", "Fire or send at once"))
     ),
@@ -172,23 +201,6 @@ def unpacked(cursor: str) -> Place:
         return place_of(text)
     except (binascii.Error, UnicodeError, ValueError, Problem):
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "cursor: take it from the header Link", field="cursor") from None
-
-
-def choice(query: dict[str, str], name: str, known: tuple[Any, ...]) -> Any:
-    value = query.get(name)
-    if value is not None and value not in known:
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name}: expected one of {', '.join(known)}", field=name)
-    return value
-
-
-def number(text: str | None) -> int:
-    if text is None:
-        return PAGE
-    if not text.isascii() or not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= LONGEST_PAGE:
-        raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY, f"limit: expected a number from 1 to {LONGEST_PAGE}", field="limit"
-        )
-    return int(text)
 
 
 def when(time: datetime | None, timezone: str | None) -> dict[str, Any]:

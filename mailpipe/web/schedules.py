@@ -24,7 +24,9 @@ from mailpipe.schedule.spec import ScheduleSpec
 from mailpipe.settings import Settings
 from mailpipe.web import schedule_forms as forms
 from mailpipe.web.auth import CLIENT
+from mailpipe.web.openapi import by_method
 from mailpipe.web.problem import Problem
+from mailpipe.web.query import choice, number, only
 
 
 def routes(config: Settings, database: Database, *, prefix: str) -> list[Route]:
@@ -59,11 +61,8 @@ def routes(config: Settings, database: Database, *, prefix: str) -> list[Route]:
         return moved
 
     return [
-        Route("/schedules", index, methods=["GET"]),
-        Route("/schedules", create, methods=["POST"]),
-        Route("/schedules/{id}", show, methods=["GET"]),
-        Route("/schedules/{id}", change, methods=["PATCH"]),
-        Route("/schedules/{id}", delete, methods=["DELETE"]),
+        by_method("/schedules", GET=index, POST=create),
+        by_method("/schedules/{id}", GET=show, PATCH=change, DELETE=delete),
         *(Route(f"/schedules/{{id}}/{verb}", move(verb), methods=["POST"]) for verb in ("pause", "resume", "run-now")),
     ]
 
@@ -75,14 +74,10 @@ class _Api:
         self._config = config
 
     def index(self, connection: Connection, query: dict[str, str], path: str) -> Response:
-        kind = forms.choice(query, "type", get_args(Type))
-        status = forms.choice(query, "status", get_args(Status))
-        most = forms.number(query.get("limit"))
+        only(query, "type", "status", "limit", "cursor")
+        kind, status = choice(query, "type", get_args(Type)), choice(query, "status", get_args(Status))
+        most = number(query, "limit", default=forms.PAGE, most=forms.LONGEST_PAGE)
         after = forms.unpacked(query["cursor"]) if query.get("cursor") else None
-        unknown = query.keys() - {"type", "status", "limit", "cursor"}
-        if unknown:
-            name = sorted(unknown)[0]
-            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name}: there is no such parameter", field=name)
         found, following = overview.entries(connection, most=most, after=after, kind=kind, status=status)
         listed = {"schedules": [forms.written(one) for one in found], "queue_snapshot": self.queues(connection)}
         headers = {}

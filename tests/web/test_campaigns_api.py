@@ -46,6 +46,8 @@ def test_campaigns_are_listed_the_newest_first_and_by_state(scene: World, web: W
     assert {line["state"] for line in drafts} == {"draft"} and older in [line["campaign"] for line in drafts]
     wrong = web.api("GET", "/campaigns?state=sleeping")
     assert (wrong.status, wrong.json()["field"]) == (422, "state")
+    misspelt = web.api("GET", "/campaigns?stat=draft")
+    assert (misspelt.status, misspelt.json()["field"]) == (422, "stat"), "it would list everything"
 
 
 def test_a_campaign_that_is_not_there_is_not_found(web: Web) -> None:
