@@ -95,8 +95,8 @@ def _requests(base: Ground) -> list[dict[str, Any]]:
     signer = Signer(settings.unsubscribe_keys(base.settings), base.settings.public_url)
     letter = message.Letter(template, rows[0][6], signer, campaign="bare", topic=found.spec.topic)
     entries = []
-    for seq, user_id, email, timezone, locale, values, names in rows:
-        person = message.Recipient(seq, user_id, email, timezone, locale, dict(zip(names, values, strict=True)))
+    for seq, user_id, email, timezone, locale, values, _ in rows:
+        person = message.Recipient(seq, user_id, email, timezone, locale, values)
         try:
             entries.append(letter.entry(person))
         except message.Unfit:

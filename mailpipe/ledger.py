@@ -7,10 +7,11 @@ Leases and clocks decide only who goes on with the work. Waiting, calling and ch
 
 from __future__ import annotations
 
-import re
+from binascii import unhexlify
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import starmap
 from typing import Any
 
 from psycopg.rows import class_row, dict_row
@@ -25,8 +26,11 @@ QUERIES = queries.beside(__file__)
 MAX_TRIES = 5
 """A person whom SES refuses this often with TRANSIENT_FAILURE ends as `failed`."""
 
-_message_id = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}-000000").fullmatch
+_ID_FORM = b"0000000000000000-00000000-0000-0000-0000-000000000000-000000\n"
+_TO_ZERO = bytes.maketrans(b"123456789abcdef", b"0" * 15)
 _NOT_MADE = Result(Kind.AGAIN, "not_made")
+# By its own name: to reach it through its class takes longer than to compare it, and it is done fifty times a call.
+_SENT = Kind.SENT
 _LETTERS = {Kind.SENT: "s", Kind.FAILED: "f", Kind.RETRY: "r", Kind.AGAIN: "a", Kind.UNKNOWN: "u"}
 
 
@@ -165,14 +169,16 @@ def people(connection: Connection, held: Lease) -> list[Recipient]:
     """Who of a leased chunk has no final state yet, in sending order."""
     statement = QUERIES.filled("people", recipients=_recipients(held.campaign_id))
     rows = connection.execute(statement, {**held.key, "finished": held.finished}, binary=True).fetchall()
-    earlier = {seq: (tries, attempt) for seq, tries, attempt in connection.execute(QUERIES["earlier"], held.key)}
-    names = held.names
-    people = []
-    for seq, user_id, email, timezone, locale, values in rows:
-        tries, attempt = earlier.get(seq, (0, 1))
-        variables = dict(zip(names, values, strict=True))
-        people.append(Recipient(seq, user_id, email, timezone, locale, variables, tries, attempt))
-    return people
+    # Whose chunk nobody has had before, of them nothing is known.
+    earlier = {} if held.fence == 1 else _earlier(connection, held)
+    if not earlier:
+        return list(starmap(Recipient, rows))
+    return [Recipient._make((*row, *earlier.get(row[0], (0, 1)))) for row in rows]
+
+
+def _earlier(connection: Connection, held: Lease) -> dict[int, tuple[int, int]]:
+    """Counted refusals and attempt of those who have some."""
+    return {seq: (tries, attempt) for seq, tries, attempt in connection.execute(QUERIES["earlier"], held.key)}
 
 
 @dataclass(frozen=True)
@@ -216,6 +222,7 @@ def open_call(
     """
     assert answered is None or not answered.tries
     seqs = [person.seq for person in chosen]
+    attempts = {person.seq: person.attempt for person in chosen if person.attempt > 1}
     row = connection.execute(
         opening.statement,
         {
@@ -235,8 +242,7 @@ def open_call(
     if refused:
         gone = set(refused)
         seqs = [seq for seq in seqs if seq not in gone]
-    left = set(seqs)
-    attempts = {person.seq: person.attempt for person in chosen if person.attempt > 1 and person.seq in left}
+        attempts = {seq: attempt for seq, attempt in attempts.items() if seq not in gone}
     return Opened(no, tuple(seqs), attempts)
 
 
@@ -384,9 +390,14 @@ def pack_message_ids(ids: Sequence[str]) -> tuple[bytes | None, str | None]:
     """SES message ids (16 hex digits, a UUID, `-000000`) as 24 bytes each; as text if one of them has another form."""
     if not ids:
         return None, None
-    if not all(map(_message_id, ids)):
+    # All of them at once: 6 µs for fifty, 20 one by one.
+    text = ("\n".join(ids) + "\n").encode("ascii", "replace")
+    if text.translate(_TO_ZERO) != _ID_FORM * len(ids) or text.count(b"-000000\n") != len(ids):
         return None, " ".join(ids)
-    return bytes.fromhex("".join([text[:-7] for text in ids]).replace("-", "")), None
+    packed = bytearray(unhexlify(text.translate(None, b"-\n")))
+    for length in (27, 26, 25):
+        del packed[24::length]
+    return bytes(packed), None
 
 
 def unpack_message_ids(packed: bytes | None, text: str | None) -> list[str]:
@@ -443,19 +454,19 @@ def _record_parameters(held: Lease, answered: Answered) -> dict[str, Any]:
     opened, answer, tries = answered.opened, answered.answer, answered.tries
     results = _results(answered)
     kinds = [result.kind for result in results]
-    sent = kinds.count(Kind.SENT)
-    asked = held.mask(opened.seqs)
-    final, exceptions = asked, []
+    sent = kinds.count(_SENT)
+    asked = final = held.mask(opened.seqs)
+    exceptions: list[tuple[int, Result]] = []
     if sent < len(kinds) or opened.attempts:
         pairs = list(zip(opened.seqs, results, strict=True))
-        final = held.mask([seq for seq, result in pairs if result.kind not in (Kind.RETRY, Kind.AGAIN)])
-        exceptions = [
-            (seq, _resent(result) if result.kind is Kind.SENT else result)
-            for seq, result in pairs
-            if result.kind in (Kind.FAILED, Kind.RETRY, Kind.UNKNOWN)
-            or (result.kind is Kind.SENT and seq in opened.attempts)
+        refused = [(seq, result) for seq, result in pairs if result.kind is not _SENT]
+        if back := {seq for seq, result in refused if result.kind in (Kind.RETRY, Kind.AGAIN)}:
+            final = held.mask([seq for seq in opened.seqs if seq not in back])
+        exceptions = [(seq, result) for seq, result in refused if result.kind is not Kind.AGAIN]
+        exceptions += [
+            (seq, _resent(result)) for seq, result in pairs if seq in opened.attempts and result.kind is _SENT
         ]
-    packed, text = pack_message_ids([result.message_id or "" for result in results if result.kind is Kind.SENT])
+    packed, text = pack_message_ids([result.message_id or "" for result in results if result.kind is _SENT])
     return {
         "no": opened.no,
         "took": answer.seconds,
@@ -464,7 +475,7 @@ def _record_parameters(held: Lease, answered: Answered) -> dict[str, Any]:
         "sent": sent,
         "failed": kinds.count(Kind.FAILED),
         "unknown": kinds.count(Kind.UNKNOWN),
-        "codes": None if sent == len(kinds) else "".join([_LETTERS[kind] for kind in kinds]),
+        "codes": None if sent == len(kinds) else "".join(["s" if kind is _SENT else _LETTERS[kind] for kind in kinds]),
         "message_ids": packed,
         "message_ids_text": text,
         **_exception_parameters(exceptions, tries, opened.attempts),

@@ -5,7 +5,7 @@ All that can be wrong with one person is found here, before a call is opened, an
 decided elsewhere.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mailpipe.address import AddressError, send_form
@@ -16,16 +16,20 @@ from mailpipe.template import Filler, MissingVariable, Template
 PERSON = ("user_id", "email", "timezone", "locale")
 """Columns of a segment that a template may declare as variables beside those of its own."""
 
+# Made once, not for each of a million people.
+_FIRST_ATTEMPT = {"Name": "attempt", "Value": "1"}
+
 
 class Recipient(NamedTuple):
-    """One row of a snapshot. `tries` counts certain refusals so far; `attempt` is 1 until somebody orders a re-send."""
+    """One row of a snapshot; `values` are those of its variables, in their order. `tries` counts certain refusals so far; `attempt`
+    is 1 until somebody orders a re-send."""
 
     seq: int
     user_id: str
     email: str
     timezone: str | None
     locale: str | None
-    variables: Mapping[str, object]
+    values: Sequence[object]
     tries: int = 0
     attempt: int = 1
 
@@ -46,15 +50,13 @@ class Letter:
     the unsubscribe link is about (`topic`).
     """
 
-    def __init__(
-        self, template: Template, names: Collection[str], signer: Signer, *, campaign: str, topic: str
-    ) -> None:
+    def __init__(self, template: Template, names: Sequence[str], signer: Signer, *, campaign: str, topic: str) -> None:
         self.template = template
-        self._filler = Filler(template, {*names, *PERSON})
+        self._asks_for_person = not template.variables.keys().isdisjoint(PERSON)
+        self._filler = Filler(template, (*names, *PERSON) if self._asks_for_person else names)
         self._signer = signer
         self._topic = topic
         self._campaign = {"Name": "campaign", "Value": campaign}
-        self._asks_for_person = not template.variables.keys().isdisjoint(PERSON)
 
     def entry(self, recipient: Recipient) -> dict[str, Any]:
         """The `BulkEmailEntry` of one person: one To address, and the tags `campaign`, `seq` and `attempt`.
@@ -71,9 +73,9 @@ class Letter:
             headers = self._signer.headers_for(url)
         except ValueError:
             raise Unfit("too_large", "unsubscribe link") from None
-        values = recipient.variables
+        values = recipient.values
         if self._asks_for_person:
-            values = {**values, **{name: getattr(recipient, name) for name in PERSON}}
+            values = (*values, *[getattr(recipient, name) for name in PERSON])
         try:
             data = self._filler.json(values, unsubscribe_url=url)
         except MissingVariable as error:
@@ -86,7 +88,7 @@ class Letter:
             "ReplacementTags": [
                 self._campaign,
                 {"Name": "seq", "Value": str(recipient.seq)},
-                {"Name": "attempt", "Value": str(recipient.attempt)},
+                _FIRST_ATTEMPT if recipient.attempt == 1 else {"Name": "attempt", "Value": str(recipient.attempt)},
             ],
             "ReplacementEmailContent": {"ReplacementTemplate": {"ReplacementTemplateData": data}},
             "ReplacementHeaders": [{"Name": name, "Value": value} for name, value in headers],

@@ -13,7 +13,7 @@ carries the escaped value. Which people get which mail belongs elsewhere, and so
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from html import escape
@@ -230,23 +230,26 @@ class Filler:
     Short values are remembered with what becomes of them, as first names and cities repeat: 2 µs a person instead of 6.
     """
 
-    def __init__(self, template: Template, names: Collection[str]) -> None:
-        self._makers: list[tuple[str, _Maker, _Maker]] = []
+    def __init__(self, template: Template, names: Sequence[str]) -> None:
+        places = {name: place for place, name in enumerate(names)}
+        self._makers: list[tuple[int | None, _Maker, _Maker]] = []
         constant: list[str] = []
         for field in template._fields:
-            if field.name in names or field.default is None:
-                self._makers.append((field.name, field.json, lru_cache(maxsize=4096)(field.json)))
+            place = places.get(field.name)
+            if place is not None or field.default is None:
+                self._makers.append((place, field.json, lru_cache(maxsize=4096)(field.json)))
             else:
                 constant.append(field.json(None))
         self._end = "".join(f",{part}" for part in constant if part) + "}"
 
-    def json(self, values: Mapping[str, object], *, unsubscribe_url: str) -> str:
-        """The same as `Template.data`, and with the same errors."""
+    def json(self, values: Sequence[object], *, unsubscribe_url: str) -> str:
+        """The same as `Template.data`, and with the same errors; `values` stand in the order of the names, of which a later one
+        wins over an earlier one that is the same."""
         if _needs_escape(unsubscribe_url):
             raise ValueError("the unsubscribe link holds characters that HTML would have to escape")
         parts = [f'{{"{UNSUBSCRIBE}":{_quote(unsubscribe_url)}']
-        for name, make, remembered in self._makers:
-            value = values.get(name)
+        for place, make, remembered in self._makers:
+            value = None if place is None else values[place]
             short = value is None or (type(value) is str and len(value) <= _SHORT)
             if part := (remembered if short else make)(value):
                 parts.append(part)

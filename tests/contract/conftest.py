@@ -68,6 +68,8 @@ AWKWARD = (
     "0",
 )
 """Values that a renderer, an escaper or a JSON writer gets wrong."""
+NAMES = ("first_name", "city", "offer")
+"""The variables of the template."""
 TAGS = ("{{first_name}}", "{{{city}}}", "{{#if city}}{{/each}}", "}} {{", r"\{{city}}")
 """Values that look like tags. A provider inserts them as they are."""
 
@@ -101,7 +103,8 @@ def load_template(tmp_path: Path) -> Template:
 
 def person(seq: int, **variables: object) -> Recipient:
     """A recipient with an address and a user id of their own."""
-    return Recipient(seq, str(1000 + seq), f"person{seq}@mail.example.com", "Asia/Ho_Chi_Minh", "vi-VN", variables)
+    values = [variables.get(name) for name in NAMES]
+    return Recipient(seq, str(1000 + seq), f"person{seq}@mail.example.com", "Asia/Ho_Chi_Minh", "vi-VN", values)
 
 
 def people(template: Template, values: Sequence[str] = AWKWARD) -> list[Recipient]:
@@ -117,7 +120,7 @@ def people(template: Template, values: Sequence[str] = AWKWARD) -> list[Recipien
 
 def make_request(template: Template, recipients: Sequence[Recipient], *, sender: str = SENDER) -> dict[str, Any]:
     """The request that a run would make for these people, checked as a run checks it."""
-    letter = Letter(template, template.variables, SIGNER, campaign=CAMPAIGN, topic=TOPIC)
+    letter = Letter(template, NAMES, SIGNER, campaign=CAMPAIGN, topic=TOPIC)
     made = bulk_request(
         sender=sender,
         template_name=template.version,
@@ -131,7 +134,9 @@ def make_request(template: Template, recipients: Sequence[Recipient], *, sender:
 
 def preview(template: Template, recipient: Recipient) -> Rendered:
     """What we show to the people who approve a mail."""
-    return template.render(recipient.variables, unsubscribe_url=SIGNER.url(recipient.user_id, TOPIC))
+    return template.render(
+        dict(zip(NAMES, recipient.values, strict=True)), unsubscribe_url=SIGNER.url(recipient.user_id, TOPIC)
+    )
 
 
 def ask(url: str, method: str = "GET") -> Any:

@@ -82,7 +82,7 @@ class Table:
     def open(self, held: Lease, *seqs: int, seconds: float = 60) -> Opened | None:
         """Open a call for these people, or for everybody of the chunk."""
         wanted = seqs or tuple(range(held.first_seq, held.first_seq + held.size))
-        people = [Recipient(seq, str(seq), "unread", None, None, {}) for seq in wanted]
+        people = [Recipient(seq, str(seq), "unread", None, None, ()) for seq in wanted]
         return ledger.open_call(self.connection, held, people, opening=opening(self.campaign_id), seconds=seconds)
 
     def call(self, held: Lease, *seqs: int) -> Opened:
@@ -230,11 +230,12 @@ class TestPeople:
         held = table.hold()
         table.record(held, table.call(held, 1, 2, 3), answer(SENT, FAILED, RETRY))
         ledger.release(table.connection, held)
-        people = table.people(table.hold())
+        again = table.hold()
+        people = table.people(again)
         assert [(person.seq, person.tries) for person in people] == [(3, 1), (4, 0)]
         assert people[0].user_id == "3"
         assert people[0].email == "person3@mail.example.com"
-        assert people[0].variables == {"first_name": "Name3", "city": "Hanoi"}
+        assert dict(zip(again.names, people[0].values, strict=True)) == {"first_name": "Name3", "city": "Hanoi"}
 
     def test_they_are_found_however_the_server_reads_the_table(self, make: Any) -> None:
         """A prepared plan that scans a small table looked at bits of people outside of the chunk, and failed."""

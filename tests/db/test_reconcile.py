@@ -21,7 +21,7 @@ def dies_in_a_call(scene: World, connection: Connection, key: str, *seqs: int) -
         campaign.start(connection, key, actor="test")
     held = ledger.lease(connection, campaign_id, (0, 99), owner="dead", seconds=60)
     assert held is not None
-    people = [Recipient(seq, str(seq), "unread", None, None, {}) for seq in seqs]
+    people = [Recipient(seq, str(seq), "unread", None, None, ()) for seq in seqs]
     opened = ledger.open_call(connection, held, people, opening=opening(campaign_id), seconds=60)
     assert opened is not None and opened.seqs == seqs
     connection.execute(

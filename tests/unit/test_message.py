@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,19 +27,15 @@ template = Template(
         "discount": Variable("discount", "x", "40"),
     },
 )
+NAMES = ("first_name", "city", "unused")
 anna = Recipient(
-    seq=7,
-    user_id="42",
-    email=" Anna@Example.com",
-    timezone="Europe/Berlin",
-    locale="de",
-    variables={"first_name": "Anna", "city": "Köln", "unused": "x"},
+    seq=7, user_id="42", email=" Anna@Example.com", timezone="Europe/Berlin", locale="de", values=("Anna", "Köln", "x")
 )
 
 
-def make(recipient: Recipient, **changed: Any) -> dict[str, Any]:
+def make(recipient: Recipient, names: Sequence[str] = NAMES, **changed: Any) -> dict[str, Any]:
     options = {"campaign": "black-friday", "topic": "marketing", **changed}
-    return Letter(options.pop("template", template), recipient.variables, signer, **options).entry(recipient)
+    return Letter(options.pop("template", template), names, signer, **options).entry(recipient)
 
 
 def data_of(made: dict[str, Any]) -> dict[str, str]:
@@ -78,16 +75,29 @@ def test_columns_of_the_person_are_variables_only_where_they_are_declared() -> N
     assert [data[name] for name in declared] == ["42", " Anna@Example.com", "Europe/Berlin", "de"]
 
 
+def test_a_variable_that_the_segment_does_not_bring_takes_its_default_or_is_missing() -> None:
+    data = data_of(make(anna._replace(values=("Köln",)), ("city",)))
+    assert (data["first_name"], data["city"], data["discount"]) == ("friend", "Köln", "40")
+    with pytest.raises(Unfit, match="missing_variable: city"):
+        make(anna._replace(values=("Anna",)), ("first_name",))
+
+
+def test_where_the_segment_has_a_variable_of_that_name_too_the_column_of_the_person_wins() -> None:
+    asking = replace(template, html="{{locale}} {{unsubscribe_url}}", variables={"locale": Variable("locale", "x")})
+    asking = replace(asking, text=asking.html, subject="x")
+    assert data_of(make(anna._replace(values=("no",)), ("locale",), template=asking))["locale"] == "de"
+
+
 @pytest.mark.parametrize(
     ("recipient", "reason", "detail"),
     [
         (anna._replace(email="anna@@example.com"), "unusable_address", "email"),
         (anna._replace(email="andrée@example.com"), "unusable_address", "email"),
-        (anna._replace(variables={"first_name": "Anna"}), "missing_variable", "city"),
-        (anna._replace(variables={"city": " "}), "missing_variable", "city"),
+        (anna._replace(values=("Anna", None, "x")), "missing_variable", "city"),
+        (anna._replace(values=(None, " ", "x")), "missing_variable", "city"),
         (anna._replace(user_id="x" * 600), "too_large", "unsubscribe link"),
         (anna._replace(user_id="\ud800"), "too_large", "unsubscribe link"),
-        (anna._replace(variables={"city": "ä" * 70_000}), "too_large", "template data"),
+        (anna._replace(values=(None, "ä" * 70_000, "x")), "too_large", "template data"),
     ],
 )
 def test_an_unfit_person_is_named_by_reason_and_never_by_value(recipient: Recipient, reason: str, detail: str) -> None:
@@ -107,7 +117,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) 
 def test_every_entry_that_is_made_is_one_that_ses_takes(user_id: str, variables: dict[str, object]) -> None:
     if not str(variables.get("city") or "").strip() and variables.get("city") not in (0, False, []):
         variables["city"] = "Köln"
-    made = make(anna._replace(user_id=user_id, variables=variables))
+    made = make(anna._replace(user_id=user_id, values=tuple(variables.values())), tuple(variables))
     request = bulk_request(sender="Shop <news@example.com>", template_name="t", configuration_set="c", entries=[made])
     check_bulk(request, max_entries=50)
 

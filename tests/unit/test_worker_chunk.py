@@ -12,7 +12,7 @@ from mailpipe.worker import _Chunk, _Entry
 
 def entry(seq: int) -> _Entry:
     made: dict[str, Any] = {}
-    return _Entry(Recipient(seq, str(seq), f"person{seq}@mail.example.com", None, None, {}), made)
+    return _Entry(Recipient(seq, str(seq), f"person{seq}@mail.example.com", None, None, ()), made)
 
 
 def test_a_call_has_its_people_in_sending_order_whoever_was_brought_to_the_front() -> None:
