@@ -7,6 +7,7 @@ from assets.deliveries import deliveries
 from jobs import campaign, sending, upkeep
 from sensors.breaker import breaker
 from sensors.campaigns import campaigns
+from sensors.daily import SCHEDULES
 from sensors.due import due
 from sensors.reconcile import reconcile
 from sensors.recurring import recurring
@@ -17,6 +18,7 @@ defs = dg.Definitions(
     asset_checks=[*snapshot.CHECKS, *report.CHECKS],
     jobs=[*campaign.JOBS, *sending.JOBS, *upkeep.JOBS],
     sensors=[breaker, campaigns, due, recurring, reconcile, resume],
+    schedules=SCHEDULES,
     resources=resources.build(),
     # One process per run: imports are paid once, and an interrupt reaches the send itself.
     executor=dg.in_process_executor,

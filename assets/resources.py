@@ -14,11 +14,12 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from mailpipe import campaign, db, plan, send, settings, stand_in
+from mailpipe import campaign, db, plan, send, settings, stand_in, suppression_sync
 from mailpipe.db import Connection, Database
 from mailpipe.ledger import SliceCounts
 from mailpipe.ses import client
 from mailpipe.settings import Settings
+from mailpipe.suppression_sync import Synced
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -111,6 +112,15 @@ class SesResource(dg.ConfigurableResource[Any]):
                     on_slice=on_slice,
                     on_tick=on_tick,
                 )
+        finally:
+            ses.close()
+
+    def sync_suppression(self, database: Database) -> Synced:
+        """Bring the suppression list and that of the account together. See `suppression_sync.sync`."""
+        config = load_settings()
+        ses = client.connect(config, endpoint=stand_in.endpoint(config), connections=1)
+        try:
+            return suppression_sync.sync(database, ses)
         finally:
             ses.close()
 

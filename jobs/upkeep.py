@@ -1,12 +1,13 @@
-"""Jobs that put the ledger in order. They send nothing, so launching them is never a risk."""
+"""Jobs that keep order. They send nothing, so launching them is never a risk."""
 
 import dagster as dg
 from pydantic import Field
 
 from assets.failure import explained
 from assets.partitions import OWNERS
-from assets.resources import DatabaseResource
+from assets.resources import DatabaseResource, SesResource, load_settings
 from mailpipe import reconcile as reconciling
+from mailpipe.feedback import upkeep
 
 
 class ReconcileConfig(dg.Config):
@@ -36,4 +37,40 @@ def reconcile() -> None:
     settle()
 
 
-JOBS = [reconcile]
+@dg.op(tags={"kind": "postgres"})
+def tidy(context: dg.OpExecutionContext, database: DatabaseResource) -> None:
+    """Make the months ahead in which events are kept, drop those that are over."""
+    with explained(), database.connection() as connection:
+        done = upkeep.daily(connection, load_settings().event_days)
+    context.log.info(f"made: {', '.join(done.made) or 'nothing'}; dropped: {', '.join(done.dropped) or 'nothing'}")
+
+
+@dg.job(
+    description="Events are kept in one table for each month: make those of this month and the next ahead, drop those that are over"
+    " for MAILPIPE_EVENT_DAYS. What follows from events stays.",
+    owners=OWNERS,
+)
+def tidy_events() -> None:
+    tidy()
+
+
+@dg.op(tags={"kind": "ses"})
+def sync(context: dg.OpExecutionContext, database: DatabaseResource, ses: SesResource) -> None:
+    """Learn what SES lists, tell it of hard bounces."""
+    with explained(), database.connect() as pool:
+        done = ses.sync_suppression(pool)
+    context.log.info(
+        f"{done.listed} addresses listed by SES, {done.learned} of them news; SES was told of {done.told}, {done.left} are left"
+    )
+
+
+@dg.job(
+    description="Bring the suppression list and that of the SES account together: what SES lists is suppressed here, and SES learns"
+    " of hard bounces and of complaints about all mail.",
+    owners=OWNERS,
+)
+def sync_suppression() -> None:
+    sync()
+
+
+JOBS = [reconcile, tidy_events, sync_suppression]

@@ -90,14 +90,18 @@ def poll(queue_url: str, once: bool, endpoint: str | None, as_json: bool) -> Non
 @command.command(epilog="Example: mailpipe events upkeep")
 @json_option
 def upkeep(as_json: bool) -> None:
-    """Do what the sensor `breaker` does in Dagster: look at the breaker's lines, tie late events to people, drop old ones."""
+    """Look at the breaker's lines, tie late events to people, make partitions ahead and drop old ones.
+
+    In Dagster the sensor `breaker` and the schedule `tidy_events` do it.
+    """
     config = session.load()
     with session.database(config) as database, database.connection() as connection:
-        kept = upkeeping.run(connection, config.event_days)
+        kept = upkeeping.run(connection)
+        tidied = upkeeping.daily(connection, config.event_days)
     if as_json:
-        dump(kept.to_json())
+        dump({**asdict(kept), **asdict(tidied)})
     else:
         click.echo(
-            f"{kept.bound:,} events found their person; dropped: {', '.join(kept.dropped) or 'nothing'};"
-            f" paused: {', '.join(kept.paused) or 'nothing'}"
+            f"{kept.bound:,} events found their person; paused: {', '.join(kept.paused) or 'nothing'};"
+            f" made: {', '.join(tidied.made) or 'nothing'}; dropped: {', '.join(tidied.dropped) or 'nothing'}"
         )

@@ -50,6 +50,13 @@ def prepare(connection: Connection, times: Iterable[datetime], kept: Span) -> No
                 _present.add((database, month))
 
 
+def ahead(connection: Connection) -> list[str]:
+    """Make the partitions of this month and of the next. Answers the new ones. `connection` is in autocommit mode."""
+    now = datetime.now(UTC)
+    months = [now.strftime("%Y%m"), _first_of_next(now.strftime("%Y%m")).strftime("%Y%m")]
+    return [f"event_{month}" for month in months if _create(connection, month)]
+
+
 def drop(connection: Connection, keep_days: int = KEEP_DAYS) -> list[str]:
     """Drop the months that are over for so many days. Answers their partitions."""
     dropped = []
@@ -61,18 +68,21 @@ def drop(connection: Connection, keep_days: int = KEEP_DAYS) -> list[str]:
     return dropped
 
 
-def _create(connection: Connection, month: str) -> None:
+def _create(connection: Connection, month: str) -> bool:
+    """False: it is there already."""
     first = datetime.strptime(month, "%Y%m").replace(tzinfo=UTC)
     name = f"mailpipe.event_{month}"
     row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (name,)).fetchone()
     if row is not None and row[0]:
-        return
+        return False
     # Another process may be faster.
     with contextlib.suppress(psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation):
         connection.execute(
             f"CREATE TABLE {name} PARTITION OF mailpipe.event"
             f" FOR VALUES FROM ('{first.isoformat()}') TO ('{_first_of_next(month).isoformat()}')".encode()
         )
+        return True
+    return False
 
 
 def _first_of_next(month: str) -> datetime:

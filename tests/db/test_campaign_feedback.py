@@ -16,6 +16,7 @@ from mailpipe.cli import main
 from mailpipe.db import Connection
 from mailpipe.errors import CampaignError
 from mailpipe.feedback import machine, summary, upkeep
+from mailpipe.feedback.upkeep import Kept, Tidied
 from tests.db.test_feedback import COMPLAINT, DELIVERY, HARD, ago, take, told
 from tests.ses_events import shape
 from tests.support import World
@@ -180,5 +181,19 @@ def test_rates_of_postmaster_tools_are_read_from_a_file(run: Callable[..., Resul
 
 def test_upkeep_is_quiet_when_there_is_nothing_to_do(scene: World) -> None:
     with scene.database.connection() as connection:
-        upkeep.run(connection, 90)
-        assert upkeep.run(connection, 90).to_json() == {"bound": 0, "dropped": [], "paused": []}
+        upkeep.run(connection)
+        assert upkeep.run(connection) == Kept(0, [])
+        upkeep.daily(connection, 90)
+        assert upkeep.daily(connection, 90) == Tidied([], [])
+
+
+def test_months_are_made_ahead_and_dropped_when_their_days_are_over(scene: World) -> None:
+    now = datetime.now(UTC)
+    this, following = f"event_{now:%Y%m}", f"event_{now.replace(day=1) + timedelta(days=32):%Y%m}"
+    with scene.database.connection() as connection:
+        connection.execute(f"DROP TABLE IF EXISTS mailpipe.{this}, mailpipe.{following}".encode())
+        connection.execute(
+            "CREATE TABLE mailpipe.event_202601 PARTITION OF mailpipe.event FOR VALUES FROM ('2026-01-01Z') TO ('2026-02-01Z')"
+        )
+        assert upkeep.daily(connection, 90) == Tidied([this, following], ["event_202601"])
+        assert upkeep.daily(connection, 90) == Tidied([], [])

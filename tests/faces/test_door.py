@@ -30,6 +30,8 @@ JOBS = [
     "resume_campaign",
     "send",
     "snapshot",
+    "sync_suppression",
+    "tidy_events",
 ]
 LOAD = """
 import json, sys
@@ -111,6 +113,8 @@ def test_everything_has_its_description_and_its_owner() -> None:
         assert job.description, job.name
     for sensor in repository.sensor_defs:
         assert sensor.description, sensor.name
+    for schedule in repository.schedule_defs:
+        assert schedule.description, schedule.name
 
 
 def test_nothing_launches_itself_that_sends() -> None:
@@ -126,7 +130,9 @@ def test_nothing_launches_itself_that_sends() -> None:
         "send",
         "snapshot",
     }
-    assert definitions.defs.get_repository_def().schedule_defs == []
+    schedules = definitions.defs.get_repository_def().schedule_defs
+    assert {one.job_name for one in schedules} == {"tidy_events", "sync_suppression"}
+    assert all(one.default_status is dg.DefaultScheduleStatus.RUNNING for one in schedules)
     for spec in definitions.defs.resolve_all_asset_specs():
         assert spec.automation_condition is None
 
