@@ -138,13 +138,13 @@ def hashed(rng: np.random.Generator, experiments: int) -> float:
     """The same with one audience in which old customers (low ids) click ten times as often as new ones: what each would do
     is fixed, only the salt differs. An assignment that follows the ids would find winners all the time."""
     clicks = rng.random(PEOPLE) < np.linspace(0.11, 0.011, PEOPLE)
-    ends = np.cumsum(buckets.sizes(PEOPLE, [0.25, 0.25]))
+    ends = buckets.ends(PEOPLE, [0.25, 0.25])
     won = 0
     for number in range(experiments):
         salt = buckets.split_salt(f"benchmark-{number}", None)
         order = np.argsort(np.array([buckets.position(salt, str(person)) for person in range(PEOPLE)]))
         successes = [int(clicks[order[: ends[0]]].sum()), int(clicks[order[ends[0] : ends[1]]].sum())]
-        won += winner(int(ends[0]), tuple(sorted(successes))) is not None
+        won += winner(ends[0], tuple(sorted(successes))) is not None
     return won / experiments
 
 

@@ -23,6 +23,8 @@ from mailpipe import adapters, address, earlier, segment, template
 from mailpipe.db import Connection, queries
 from mailpipe.earlier import Earlier
 from mailpipe.errors import CampaignError, of_field
+from mailpipe.experiment import letters
+from mailpipe.experiment.spec import Experiment
 from mailpipe.lines import Canary, Lines
 from mailpipe.schedule.when import Duration, Moment, When
 from mailpipe.segment import Segment
@@ -90,6 +92,16 @@ class Spec(When):
         Canary | None, pydantic.Field(description="Slices that go ahead of the rest; empty: all go at once")
     ] = None
     lines: Annotated[Lines, pydantic.Field(description="Where the breaker stops it; empty: the usual lines")] = Lines()
+    experiment: Annotated[
+        Experiment | None,
+        pydantic.Field(
+            description="Variants that are tried on a part of the audience before the rest gets the best one"
+        ),
+    ] = None
+    holdout: Annotated[
+        Annotated[float, pydantic.Field(gt=0, le=0.5)] | None,
+        pydantic.Field(description="Part of the audience that gets no mail, so that its effect can be seen: 0.05"),
+    ] = None
 
     @pydantic.field_validator("as_of")
     @classmethod
@@ -106,6 +118,15 @@ class Spec(When):
             raise ValueError("parameters belong to a segment; an audience of an earlier campaign has none")
         if self.audience is not None and self.audience.campaign == self.key:
             raise ValueError("audience names the campaign itself; expected an earlier one")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _hours_of_variants(self) -> Self:
+        if self.experiment is not None and self.experiment.by_hour:
+            if self.send_at is None:
+                raise ValueError("experiment: the hour of a variant needs send_at, by whose clock it is meant")
+            if self.quiet_hours is not None:
+                raise ValueError("experiment: hours of variants and quiet_hours exclude each other")
         return self
 
     @property
@@ -202,6 +223,8 @@ def create(connection: Connection, settings: Settings, spec: Spec, *, author: st
         earlier.exists(connection, spec.audience)
     _bound(settings, spec)
     _for_campaigns(settings, spec.template, spec.sender)
+    _letters(settings, spec)
+    _same_arms(connection, spec)
     with connection.transaction():
         row = connection.execute(
             QUERIES["create"],
@@ -291,7 +314,19 @@ def approve(connection: Connection, settings: Settings, ses: Ses, key: str, *, a
         raise CampaignError(f"campaign {key!r}: its author cannot approve it; another person must")
     _for_campaigns(settings, found.spec.template, found.spec.sender)
     version = publish(connection, settings, ses, found.spec.template, adapter=found.spec.adapter)
-    _move(connection, found, "approve", approver, {"template_version": version, "approver": approver})
+    written = _letters(settings, found.spec)
+    for letter in written.values():
+        if found.spec.adapter == "ses":
+            ses.publish(letter.version, letter.published())
+    with connection.transaction():
+        for variant, letter in written.items():
+            # Under a name of its own: a message that names the template gets the template.
+            _keep(connection, letter, template_name=f"{letter.name} ({key}: {variant})")
+            connection.execute(
+                QUERIES["keep_variant"],
+                {"campaign_id": found.campaign_id, "variant": variant, "version": letter.version},
+            )
+        _move(connection, found, "approve", approver, {"template_version": version, "approver": approver})
     return get(connection, key)
 
 
@@ -305,11 +340,41 @@ def publish(connection: Connection, settings: Settings, ses: Ses, name: str, *, 
     content = template.load(settings.templates, name)
     if adapter == "ses":
         ses.publish(content.version, content.published())
+    _keep(connection, content, template_name=name)
+    return content.version
+
+
+def _keep(connection: Connection, content: template.Template, *, template_name: str) -> None:
     connection.execute(
         QUERIES["keep_template"],
-        {"name": content.version, "template": name, "content": Jsonb(content.to_json())},
+        {"name": content.version, "template": template_name, "content": Jsonb(content.to_json())},
     )
-    return content.version
+
+
+def _letters(settings: Settings, spec: Spec) -> dict[str, template.Template]:
+    """The mails of an experiment's variants, checked; of no experiment none."""
+    if spec.experiment is None:
+        return {}
+    for variant in spec.experiment.variants:
+        _for_campaigns(settings, variant.template or spec.template, spec.sender)
+    return letters.of(settings.templates, spec.experiment, campaign=spec.key, base=spec.template)
+
+
+def _same_arms(connection: Connection, spec: Spec) -> None:
+    """In a series an arm is a place that a person keeps, so all of its campaigns have the same ones."""
+    wanted = spec.experiment
+    if wanted is None or wanted.series is None:
+        return
+    row = connection.execute(QUERIES["of_series"], {"series": wanted.series}).fetchone()
+    if row is None:
+        return
+    known = Experiment.model_validate(row[1])
+    if (known.names, known.shares) != (wanted.names, wanted.shares):
+        arms = ", ".join(f"{one.name} {one.share:g}" for one in known.variants)
+        raise CampaignError(
+            f"experiment: series {wanted.series!r} has the variants {arms} (campaign {row[0]!r}); take the same names and"
+            " shares in the same order, or another series"
+        )
 
 
 def _for_campaigns(settings: Settings, template_name: str, sender: str) -> None:
@@ -441,6 +506,10 @@ def change(
         if found.state == "sending":
             raise CampaignError(f"campaign {key!r} is sending; pause it before its template is changed")
         template.load(settings.templates, template_name)
+        if version is not None and found.spec.experiment is not None:
+            raise CampaignError(
+                f"campaign {key!r}: the mails of its experiment were frozen when it was approved; create another campaign"
+            )
         if version is not None:
             _for_campaigns(settings, template_name, found.spec.sender)
             version = publish(connection, settings, ses, template_name, adapter=found.spec.adapter)

@@ -25,6 +25,14 @@ FROM mailpipe.campaign ORDER BY campaign_id DESC;
 INSERT INTO mailpipe.template_version (name, template, content) VALUES (:name, :template, :content)
 ON CONFLICT (name) DO UPDATE SET published_at = clock_timestamp();
 
+-- name: keep_variant
+INSERT INTO mailpipe.campaign_variant (campaign_id, variant, template_version) VALUES (:campaign_id, :variant, :version)
+ON CONFLICT (campaign_id, variant) DO UPDATE SET template_version = excluded.template_version;
+
+-- name: of_series
+SELECT key, spec -> 'experiment' FROM mailpipe.campaign WHERE spec -> 'experiment' ->> 'series' = :series
+ORDER BY campaign_id DESC LIMIT 1;
+
 -- name: template
 SELECT content FROM mailpipe.template_version WHERE name = :name;
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from mailpipe.db import Connection, queries
 from mailpipe.schedule.timing import Timing, due_json
@@ -74,6 +74,14 @@ class Assigner(Protocol):
         """What is kept with the snapshot beside the due times; `people` are the numbered ones of each cell."""
 
 
+@runtime_checkable
+class Overseer(Protocol):
+    """An assigner that can place some people only when it knows when all the others are due."""
+
+    def oversee(self, cells: Sequence[Cell]) -> Sequence[Cell]:
+        """The same cells in the same order, some of them at another time. Comes after all assigners."""
+
+
 @dataclass
 class Placement:
     """The cells of an audience in sending order. `join` and `order` sort the staged people `person` by them; `sizes` are the people
@@ -132,6 +140,9 @@ def place(
         for assigner in assigners:
             cell = assigner.cell(keys, cell)
         cells[number] = cell
+    for assigner in assigners:
+        if isinstance(assigner, Overseer):
+            cells = dict(zip(cells, assigner.oversee(list(cells.values())), strict=True))
     ordered = sorted(set(cells.values()), key=lambda cell: cell.rank) or [Cell(plain)]
     ranks = {cell: rank for rank, cell in enumerate(ordered)}
     connection.execute(QUERIES["rank"], {"numbers": list(cells), "ranks": [ranks[cell] for cell in cells.values()]})

@@ -21,6 +21,7 @@ from psycopg.types.json import Jsonb
 from mailpipe import address, campaign, cells, earlier, frequency, segment, suppression
 from mailpipe.db import Connection, queries
 from mailpipe.errors import SnapshotError
+from mailpipe.experiment import assign
 from mailpipe.schedule import timing, when
 from mailpipe.settings import Settings
 
@@ -173,6 +174,7 @@ def _freeze(
         due_at=found.due_at,
         now=found.now,
     )
+    assign.hold_out(connection, found, table.staged)
     placed = cells.place(
         connection, table.staged, when.plain(found.spec, found.due_at), timed, _assigners(settings, found)
     )
@@ -229,9 +231,9 @@ def _freeze(
     return taken
 
 
-def _assigners(_settings: Settings, _found: campaign.Campaign) -> list[cells.Assigner]:
+def _assigners(_settings: Settings, found: campaign.Campaign) -> list[cells.Assigner]:
     """What tells the people of this campaign apart beside their zones, in the order in which each builds on those before."""
-    return []
+    return [assign.Split.of(found)] if found.spec.experiment else []
 
 
 class _Table:

@@ -276,7 +276,7 @@ def load(folder: Path, name: str) -> Template:
     variables, transactional = _read_declaration(home / "template.yaml")
     subject_path, html_path, text_path = (home / part for part in PARTS)
     subject, html, text = _read(subject_path).strip(), _read(html_path), _read(text_path)
-    _check_subject(subject_path, subject)
+    check_subject(subject_path, subject)
     declared = {variable.name: variable.html for variable in variables.values()}
     used = set[str]()
     for path, part in ((subject_path, subject), (html_path, html), (text_path, text)):
@@ -361,7 +361,7 @@ def _scalar(path: Path, where: str, value: object) -> str | None:
     return None if value is None else _as_text(value)
 
 
-def _check_subject(path: Path, subject: str) -> None:
+def check_subject(path: Path, subject: str) -> None:
     if not subject:
         raise TemplateError(f"{path}: the subject is empty")
     if control := _unfit_for_subject.search(subject):

@@ -10,7 +10,7 @@
 -- ledger.py all that changes in `chunk`, `call` and `outcome`, but that hold.py alone frees who is `held`; event.py `event_mask`; feedback/ingest.py `event`, `feedback` and
 -- `soft_bounce`; latency.py `latency`; breaker.py `breaker_trip` and `postmaster_rate`; suppression.py `suppression`,
 -- `suppression_removed` and `opt_out`; suppression_sync.py its two tables; pace.py `pace`; identity.py `instance`; scanner_guard.py `unsubscribe_minute`.
--- engagement/ its four tables. Under schedule/: timing.py `due`, window.py the windows of `chunk`, recurring.py `schedule` and `occurrence`.
+-- engagement/ its four tables. Under experiment/: decision.py `experiment`, assign.py `holdout`. Under schedule/: timing.py `due`, window.py the windows of `chunk`, recurring.py `schedule` and `occurrence`.
 
 CREATE SCHEMA mailpipe;
 
@@ -132,6 +132,32 @@ CREATE TABLE mailpipe.campaign_variant (
     variant          text NOT NULL CHECK (variant ~ '^[a-z0-9_-]{1,32}$'),
     template_version text NOT NULL REFERENCES mailpipe.template_version,
     PRIMARY KEY (campaign_id, variant)
+);
+
+-- Once, when all mails of the test have left: when it is decided. Once more, then: what was decided, and the numbers as they were
+-- counted. A decision is never changed; what people do later is counted elsewhere.
+CREATE TABLE mailpipe.experiment (
+    campaign_id integer PRIMARY KEY REFERENCES mailpipe.campaign,
+    decide_at   timestamptz NOT NULL,
+    decided_at  timestamptz,
+    outcome     text CHECK (outcome IN ('winner', 'inconclusive', 'manual')),
+    winner      text,
+    reason      text,
+    actor       text CHECK (actor <> ''),
+    rule        smallint,                                      -- version of the rule that decides, and of the one that knows machines
+    machine_rule smallint,
+    numbers     jsonb,                                         -- the arms, and what the rule made of them
+    released    integer,                                       -- people who were freed by it
+    CHECK ((decided_at IS NULL) = (outcome IS NULL) AND (decided_at IS NULL) = (winner IS NULL)
+           AND (decided_at IS NULL) = (reason IS NULL) AND (decided_at IS NULL) = (actor IS NULL)
+           AND (decided_at IS NULL) = (numbers IS NULL) AND (decided_at IS NULL) = (released IS NULL))
+);
+
+-- People who were left out of a campaign, so that its effect can be seen.
+CREATE TABLE mailpipe.holdout (
+    campaign_id integer NOT NULL REFERENCES mailpipe.campaign,
+    person_id   text NOT NULL,
+    PRIMARY KEY (campaign_id, person_id)
 );
 
 -- When which slices of a campaign are due, from its snapshot on: runs are launched from it, and none twice for one due time.

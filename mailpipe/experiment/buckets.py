@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import md5
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
-POSITIONS = 2**64
-"""Positions are whole numbers from -POSITIONS/2 on, as SQL's bigint holds them."""
+POSITIONS = 2**60
+"""Positions are whole numbers from 0 to POSITIONS - 1."""
+SQL = "CAST(CAST('x' || left(md5(CAST(:salt AS text) || ':' || person.user_id), 15) AS bit(60)) AS bigint)"
+"""`position` of the people `person`, for a statement with the parameter `salt`."""
 
 
 def position(salt: str, user_id: str) -> int:
-    """Where a person stands in the shuffle of this salt: the first eight bytes of an MD5, as SQL's bigint. See `SQL`."""
-    digest = md5(f"{salt}:{user_id}".encode(), usedforsecurity=False).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
-
-
-SQL = "CAST(CAST('x' || left(md5(CAST(:salt AS text) || ':' || person.user_id), 16) AS bit(64)) AS bigint)"
-"""The same of the staged people."""
+    """Where a person stands in the shuffle of this salt: the first 60 bits of an MD5, which every database can make too."""
+    return int(md5(f"{salt}:{user_id}".encode(), usedforsecurity=False).hexdigest()[:15], 16)
 
 
 def split_salt(campaign: str, series: str | None) -> str:
@@ -34,19 +31,12 @@ def holdout_salt(campaign: str, series: str | None) -> str:
     return f"holdout of series {series}" if series else f"holdout {campaign}"
 
 
-def sizes(people: int, shares: Sequence[float]) -> list[int]:
-    """How many people each share gets: off by less than one, none of them twice, and those who get none come after the last."""
-    ends = [round(people * end) for end in accumulate(shares, initial=0.0)]
-    return [end - start for start, end in pairwise(ends)]
+def ends(people: int, shares: Sequence[float]) -> list[int]:
+    """How many people stand before the end of each share. Each share has its number to one person, and nobody is in two."""
+    return [round(people * end) for end in accumulate(shares)]
 
 
 def bounds(shares: Sequence[float]) -> list[int]:
-    """The position at which each share ends, its own not included. Who stands beyond the last is in no arm.
-
-    For a series: an arm by position holds its share only on average (of a million people within 0.1 %), but a person stays in it
-    whoever else is in the audience.
-    """
-    return [
-        min(round(POSITIONS * end) - POSITIONS // 2, POSITIONS // 2 - 1)
-        for end in accumulate(min(share, 1.0) for share in shares)
-    ]
+    """The same in positions, for a series: an arm holds its share on average only (of a million people to 0.1 %), but a person
+    stays in it whoever else is in the audience."""
+    return ends(POSITIONS, shares)

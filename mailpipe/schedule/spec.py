@@ -85,6 +85,10 @@ class ScheduleSpec(pydantic.BaseModel):
         for name in _OF_THE_FIRE:
             if value.get(name) is not None:
                 raise ValueError(f"{name} is decided by each fire; leave it out")
+        if value.get("experiment") is not None:
+            raise ValueError(
+                "experiment: a schedule has none, as its mails are frozen for the series; create a campaign"
+            )
         try:
             checked = Spec.model_validate({**value, "key": "sample"})
         except pydantic.ValidationError as error:

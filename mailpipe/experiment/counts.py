@@ -1,0 +1,60 @@
+"""What came back of the arms of an experiment, as of an instant: the numbers that decide it. Reads only.
+
+A click counts when it is a person's and has settled (`feedback.machine`): not in the last 60 seconds, and not by a scanner. Where
+variants differ in their hour, only what comes within `decide_after` of a person's own mail counts, so that the early ones have no
+head start.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from psycopg.rows import class_row
+
+from mailpipe.campaign import Campaign
+from mailpipe.db import Connection, queries
+from mailpipe.experiment.rule import Arm
+from mailpipe.experiment.spec import Experiment
+from mailpipe.feedback import machine
+from mailpipe.feedback.machine import Visit
+
+QUERIES = queries.beside(__file__)
+
+
+def arms(connection: Connection, found: Campaign, *, at: datetime) -> list[Arm]:
+    """The arms of an experiment in the order of its file, the control first. Where no delivery was told of anybody, those count as
+    delivered whose mail was taken.
+    """
+    experiment = found.spec.experiment
+    assert experiment is not None
+    rows = connection.execute(QUERIES["arms"], {"campaign_id": found.campaign_id}).fetchall()
+    sizes = {variant: (int(assigned), int(sent), int(delivered)) for variant, assigned, sent, delivered in rows}
+    told = any(delivered for _, _, delivered in sizes.values())
+    given = {"campaign_id": found.campaign_id, "at": at}
+    complaints = {name: int(people) for name, people in connection.execute(QUERIES["complaints"], given)}
+    successes = _successes(connection, found, experiment, at)
+    made = []
+    for name in experiment.names:
+        assigned, sent, delivered = sizes.get(name, (0, 0, 0))
+        reached = delivered if told else sent
+        made.append(Arm(name, assigned, reached, min(successes.get(name, 0), reached), complaints.get(name, 0)))
+    return made
+
+
+def _successes(connection: Connection, found: Campaign, experiment: Experiment, at: datetime) -> dict[str, int]:
+    within = experiment.decide_after if experiment.by_hour else None
+    return {name: _clickers(connection, found.campaign_id, name, at, within) for name in experiment.names}
+
+
+def _clickers(connection: Connection, campaign_id: int, variant: str, at: datetime, within: int | None) -> int:
+    """People of an arm who clicked."""
+    with connection.transaction(), connection.cursor("arm_visits", row_factory=class_row(Visit)) as cursor:
+        cursor.itersize = 10_000
+        found = cursor.execute(QUERIES["visits"], {"campaign_id": campaign_id, "variant": variant, "at": at})
+        return machine.count((visit for visit in found if _is_early(visit, within)), now=at).clickers
+
+
+def _is_early(visit: Visit, within: int | None) -> bool:
+    if within is None or visit.delivered_at is None:
+        return True
+    return visit.at - visit.delivered_at <= timedelta(seconds=within)
