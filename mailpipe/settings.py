@@ -74,7 +74,7 @@ class Settings:
     reserve_share: float = 0.05
     """The part of the account's rate that is kept free for critical and high messages while `mailpipe lanes` serves them
     (MAILPIPE_RESERVE_SHARE, 0 to below 1)."""
-    transit: float = 0.025
+    transit: float = 0.015
     """Seconds by which one call's way to SES may be longer than another's (MAILPIPE_TRANSIT, 0 to 0.1). Smaller uses more of the
     rate; too small, and calls that met on the way are refused although they left in time."""
     ses_operation: Literal["bulk", "single"] = "bulk"

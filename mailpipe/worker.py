@@ -32,7 +32,8 @@ from mailpipe.links import Signer
 from mailpipe.message import Letter, Recipient
 from mailpipe.ses import request, single
 from mailpipe.ses.answer import SPLIT_REASONS, Answer, Kind
-from mailpipe.ses.client import Ses, SlotMissed
+from mailpipe.ses.client import Ses
+from mailpipe.ses.punctual import SlotMissed
 from mailpipe.template import Template
 
 LOG = logging.getLogger("mailpipe.send")

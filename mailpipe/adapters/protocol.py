@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mailpipe.ses.answer import Answer
-from mailpipe.ses.client import SlotMissed
+from mailpipe.ses.punctual import SlotMissed
 from mailpipe.template import Template
 
 

@@ -414,7 +414,7 @@ CREATE TABLE mailpipe.pace (
     most             smallint NOT NULL DEFAULT 50 CHECK (most BETWEEN 1 AND 50),  -- recipients of a call
     provider_rates   jsonb NOT NULL DEFAULT '{}',              -- provider -> recipients per second
     handed_at_read   bigint,                                   -- pace_handed when the account was read
-    transit          double precision NOT NULL DEFAULT 0.025 CHECK (transit >= 0 AND transit <= 0.1),  -- seconds that ways to SES differ by
+    transit          double precision NOT NULL DEFAULT 0.015 CHECK (transit >= 0 AND transit <= 0.1),  -- seconds that ways to SES differ by
     CHECK ((blocked_until IS NULL) = (blocked_reason IS NULL)),
     CHECK ((call_rate IS NULL) = (call_rate_at IS NULL))
 );

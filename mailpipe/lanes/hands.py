@@ -28,7 +28,7 @@ from mailpipe.lane import Lane
 from mailpipe.lanes import claims, outcome
 from mailpipe.lanes.claims import Claimed, Opened, Told
 from mailpipe.ses.answer import Kind, Result
-from mailpipe.ses.client import SlotMissed
+from mailpipe.ses.punctual import SlotMissed
 from mailpipe.ses.request import MAX_ENTRIES
 from mailpipe.template import MissingVariable, Template
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from mailpipe.aws import Clients
 from mailpipe.errors import ServiceError, TemplateError
+from mailpipe.ses import punctual
 from mailpipe.ses.answer import Answer, of_exception, of_response, of_single_response, without_addresses
+from mailpipe.ses.punctual import SlotMissed
 from mailpipe.settings import Settings
 from mailpipe.template import Content
 
@@ -44,10 +46,6 @@ class Suppressed:
     at: datetime
 
 
-class SlotMissed(Exception):
-    """The request was ready too late for its slot, and was not made."""
-
-
 class Ses:
     """One account in one region. Safe to share between threads; every call makes at most one request."""
 
@@ -55,6 +53,7 @@ class Ses:
         self._sender = sender
         self._admin = admin
         self._thread = threading.local()
+        punctual.attach(sender)
         for operation in ("SendBulkEmail", "SendEmail"):
             sender.meta.events.register(f"before-send.sesv2.{operation}", self._leaves)
 
@@ -78,12 +77,17 @@ class Ses:
         self._thread.left = False
         self._thread.slot = None if at is None else (at, at + lateness)
         self._thread.since = time.monotonic()
+        punctual.expect(None if at is None else at + lateness)
         try:
             answer = call()
         except SlotMissed:
             raise
         except Exception as error:
+            if isinstance(error, HTTPClientError) and isinstance(error.kwargs.get("error"), SlotMissed):
+                raise SlotMissed from None
             answer = of_exception(error, size, left=self._thread.left)
+        finally:
+            punctual.expect(None)
         return replace(answer, seconds=time.monotonic() - self._thread.since)
 
     def account(self) -> Account:

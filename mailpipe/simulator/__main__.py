@@ -29,6 +29,9 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @click.option("--rate", type=click.FloatRange(1), default=100_000, show_default=True, help="Recipients per second.")
 @click.option("--rate-tolerance", type=click.IntRange(0), default=0, help="Recipients by which a second may exceed it.")
 @click.option("--throttle-style", type=click.Choice(["entries", "call"]), default="entries", show_default=True)
+@click.option(
+    "--call-rate", type=click.FloatRange(1), default=100_000, show_default=True, help="Bulk calls per second."
+)
 @click.option("--daily-quota", type=click.IntRange(-1), default=-1, help="Recipients per rolling day; -1 is no limit.")
 @click.option("--daily-window-s", type=click.FloatRange(0, min_open=True), default=86_400, help="Length of that day.")
 @click.option("--strict-configuration-sets", is_flag=True, help="Refuse configuration sets that nobody created.")

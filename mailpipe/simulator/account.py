@@ -77,6 +77,14 @@ class Account:
         self.second = SlidingWindow(1.0)
         self.day = SlidingWindow(options.daily_window_s)
         self.calls = SlidingWindow(1.0)
+        self.call_rate = options.call_rate
+        self._bulk_calls = SlidingWindow(1.0)
+        self._latest_arrival = 0.0
+
+    def arrival(self, at: float) -> float:
+        """When a request that came at `at` counts: in the order in which requests are handled."""
+        self._latest_arrival = max(self._latest_arrival, at)
+        return self._latest_arrival
 
     @property
     def entries_per_call(self) -> int:
@@ -89,6 +97,12 @@ class Account:
             raise ApiError("AccountSuspendedException", "Your account is suspended from sending email.")
         if not self.sending_enabled:
             raise ApiError("SendingPausedException", "Email sending is disabled for your account.")
+
+    def count_bulk_call(self, now: float) -> None:
+        """Raises ApiError when a bulk call at `now` is one too many for its second; what is refused does not count."""
+        if self._bulk_calls.count(now) + 1 > self.call_rate:
+            raise ApiError("ThrottlingException", "Rate exceeded", 400)
+        self._bulk_calls.add(now, 1)
 
     def budget(self, now: float, daily_quota: int | None = None) -> Budget:
         """What may still be accepted at `now`; `daily_quota` replaces the account's own."""

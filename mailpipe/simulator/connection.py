@@ -6,6 +6,7 @@ What an answer says, and whether it is withheld, is decided in `http`.
 import asyncio
 import socket
 import struct
+import time
 import uuid
 
 from starlette.types import Receive, Scope, Send
@@ -15,6 +16,8 @@ from mailpipe.simulator.wire import Answer
 
 _EXTENSION = "mailpipe.connection"
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+# Where Linux's `struct tcp_info` has tcpi_last_data_recv, milliseconds since data came last.
+_LAST_DATA_RECEIVED = 52
 
 
 class GoneError(Exception):
@@ -28,9 +31,12 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._transport: asyncio.Transport = scope["extensions"][_EXTENSION]["transport"]
+        self.arrived_at = 0.0
 
     async def body(self) -> bytes:
-        """The whole request body. Raises GoneError if the client leaves before its end."""
+        """The whole request body; notes in `arrived_at` when it came (monotonic seconds). Raises GoneError if the client leaves
+        before its end.
+        """
         chunks = []
         while True:
             message = await self._receive()
@@ -38,7 +44,21 @@ class Exchange:
                 raise GoneError
             chunks.append(message["body"])
             if not message["more_body"]:
+                self.arrived_at = time.monotonic() - self._waited_s()
                 return b"".join(chunks)
+
+    def _waited_s(self) -> float:
+        """How long the last bytes have been in the kernel: on a busy machine this process reads them tens of milliseconds later,
+        and several requests at once. Where the kernel does not tell, nothing.
+        """
+        connection = self._transport.get_extra_info("socket")
+        if not hasattr(socket, "TCP_INFO") or self._transport.is_closing():
+            return 0.0
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED + 4)
+        if len(told) < _LAST_DATA_RECEIVED + 4:
+            return 0.0
+        milliseconds: int = struct.unpack_from("I", told, _LAST_DATA_RECEIVED)[0]
+        return milliseconds / 1000
 
     async def answer(self, answer: Answer) -> None:
         await self._start(answer)

@@ -100,6 +100,7 @@ class Control:
             "rate": account.rate,
             "rate_tolerance": account.rate_tolerance,
             "throttle_style": account.throttle_style,
+            "call_rate": account.call_rate,
             "daily_quota": account.daily_quota,
             "sending_enabled": account.sending_enabled,
             "suspended": account.suspended,
@@ -119,6 +120,8 @@ class Control:
                 raise bad_request(f"Setting {name} must be a {_kind(known[name])}.")
         if body.get("rate", 1) < 1:
             raise bad_request("Setting rate must be at least 1 recipient per second.")
+        if body.get("call_rate", 1) < 1:
+            raise bad_request("Setting call_rate must be at least 1 call per second.")
         if body.get("throttle_style", "call") not in ("call", "entries"):
             raise bad_request("Setting throttle_style must be call or entries.")
         if any(body.get(name, 0) < 0 for name in ("rate_tolerance", "latency_ms", "jitter_ms")):

@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 import re
+import time
 from pathlib import Path
 from urllib.parse import parse_qs, unquote
 
@@ -126,11 +127,13 @@ class Simulator:
         self._refuse_retry(scope)
         operation, name = route(scope["method"], segments)
         plan = self._faults.plan(operation)
+        arrived_at = exchange.arrived_at
         if plan.before is not None:
             await self._fail_before(plan.before, exchange)
+            arrived_at = time.monotonic()
         refused = False
         try:
-            answer = self._perform(operation, name, scope, members(body), plan)
+            answer = self._perform(operation, name, scope, members(body), plan, arrived_at)
         except ApiError as error:
             refused = True
             answer = error_answer(error)
@@ -151,11 +154,13 @@ class Simulator:
                 self._traffic.retries_refused += 1
                 raise bad_request("The stand-in refuses clients that retry: set total_max_attempts to 1.")
 
-    def _perform(self, operation: str, name: str, scope: Scope, request: JsonObject, plan: Plan) -> Answer:
+    def _perform(
+        self, operation: str, name: str, scope: Scope, request: JsonObject, plan: Plan, arrived_at: float
+    ) -> Answer:
         if operation == "SendBulkEmail":
-            return self._sender.send_bulk_email(request, plan)
+            return self._sender.send_bulk_email(request, plan, arrived_at)
         if operation == "SendEmail":
-            return self._sender.send_email(request, plan)
+            return self._sender.send_email(request, plan, arrived_at)
         call = Call(name, parse_qs(scope["query_string"].decode("ascii")), request)
         return Answer(200, json.dumps(self._administration.operations[operation](call)).encode())
 

@@ -33,6 +33,9 @@ class Options:
     throttle_style: ThrottleStyle = "entries"
     """Over the rate: `entries` answers ACCOUNT_THROTTLED for those that do not fit, `call` refuses the whole
     call (429)."""
+    call_rate: float = 100_000.0
+    """Bulk calls in any sliding second. AWS does not say whether there is such a limit; more are refused as SES refuses too
+    many calls of the actions that have one."""
     daily_quota: int = -1
     """Max24HourSend; -1 is SES's way to say unlimited."""
     daily_window_s: float = 86_400.0

@@ -107,7 +107,7 @@ class Sender:
         """One of the newest messages, or None."""
         return self._kept.get(message_id)
 
-    def send_bulk_email(self, request: JsonObject, plan: Plan) -> Answer:
+    def send_bulk_email(self, request: JsonObject, plan: Plan, arrived_at: float) -> Answer:
         self._account.check_switches()
         raw_entries = request.get("BulkEmailEntries")
         if not isinstance(raw_entries, list) or not raw_entries:
@@ -132,16 +132,17 @@ class Sender:
             refusals = dict.fromkeys(range(len(entries)), "CONFIGURATION_SET_NOT_FOUND")
         elif template is None:
             refusals = dict.fromkeys(range(len(entries)), "TEMPLATE_NOT_FOUND")
-        envelope = Envelope("SendBulkEmail", sender, set_name, time.time(), template, default_data)
-        results = plan.arrange(self._accept(envelope, entries, refusals, plan))
+        now = self._account.arrival(arrived_at)
+        self._account.count_bulk_call(now)
+        envelope = Envelope("SendBulkEmail", sender, set_name, _wall_clock(now), template, default_data)
+        results = plan.arrange(self._accept(envelope, entries, refusals, plan, now))
         return Answer(200, f'{{"BulkEmailEntryResults":[{",".join(results)}]}}'.encode())
 
     def _accept(
-        self, envelope: Envelope, entries: list[_Entry | str], refusals: dict[int, str], plan: Plan
+        self, envelope: Envelope, entries: list[_Entry | str], refusals: dict[int, str], plan: Plan, now: float
     ) -> list[str]:
         """Accepts what can be accepted and returns one JSON result per entry, in their order."""
         account = self._account
-        now = time.monotonic()
         budget = account.budget(now, plan.daily_quota_at)
         if account.throttle_style == "call":
             wanted = [entry for n, entry in enumerate(entries) if isinstance(entry, _Entry) and n not in refusals]
@@ -187,7 +188,7 @@ class Sender:
         self._record(envelope, accepted)
         return results
 
-    def send_email(self, request: JsonObject, plan: Plan) -> Answer:
+    def send_email(self, request: JsonObject, plan: Plan, arrived_at: float) -> Answer:
         self._account.check_switches()
         content = request.get("Content")
         given = [name for name in ("Simple", "Raw", "Template") if isinstance(content, dict) and content.get(name)]
@@ -218,7 +219,7 @@ class Sender:
         headers = header_list(part.get("Headers"), "Headers")
         for status in plan.entry_statuses(1).values():
             raise whole_call_error(status)
-        now = time.monotonic()
+        now = self._account.arrival(arrived_at)
         budget = self._account.budget(now, plan.daily_quota_at)
         status = budget.take(len(recipients), _of_day(recipients))
         if status:
@@ -227,7 +228,7 @@ class Sender:
         [message_id] = new_message_ids(1)
         missing = min(template.variables - data.keys(), default="") if template else ""
         fates = [] if missing else [self._fates.of(recipient) for recipient in recipients]
-        envelope = Envelope("SendEmail", sender, set_name, time.time(), template)
+        envelope = Envelope("SendEmail", sender, set_name, _wall_clock(now), template)
         message = Message(envelope, message_id, recipients, fates, tags, headers, data, missing, own_content)
         self._account.spend(now, budget, 1)
         self._record(envelope, [message])
@@ -263,6 +264,11 @@ class Sender:
         if not isinstance(name, str) or not name:
             raise bad_request("The template is named neither by TemplateName nor by TemplateArn, and is not inline.")
         return self._templates.find(name)
+
+
+def _wall_clock(at: float) -> float:
+    """A monotonic time in seconds since 1970."""
+    return time.time() - (time.monotonic() - at)
 
 
 def _refused(status: str, text: str) -> str:

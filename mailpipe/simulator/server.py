@@ -1,5 +1,6 @@
 """The process: a listening socket, uvicorn around the application, and a clean end on SIGTERM and SIGINT."""
 
+import gc
 import os
 import signal
 import socket
@@ -43,6 +44,7 @@ def serve(options: Options) -> None:
         timeout_graceful_shutdown=_GRACE_S,
     )
     server = _Server(config, simulator, f"http://{host}:{listener.getsockname()[1]}", options.ready_file)
+    _rest_the_collector()
     # uvicorn raises the signal that stopped it once more when it is done; a stop that was asked for is no
     # failure.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -52,6 +54,14 @@ def serve(options: Options) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
         simulator.close()
+
+
+def _rest_the_collector() -> None:
+    """A full collection walks through the messages that are kept to be read back: it held every request up for 100 to 170 ms, and
+    what arrived meanwhile was counted as if it had come at once. The young generations are enough for what a request leaves behind.
+    """
+    gc.freeze()
+    gc.set_threshold(700, 10, 1_000_000)
 
 
 class _Server(uvicorn.Server):

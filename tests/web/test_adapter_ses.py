@@ -12,7 +12,8 @@ import pytest
 from mailpipe.adapters.protocol import Inline, Mail, Templated, divide
 from mailpipe.adapters.ses import SesAdapter
 from mailpipe.ses.answer import Answer, Kind
-from mailpipe.ses.client import Ses, SlotMissed, connect
+from mailpipe.ses.client import Ses, connect
+from mailpipe.ses.punctual import SlotMissed
 from mailpipe.settings import Settings
 from mailpipe.simulator.child import StandIn
 from mailpipe.template import Template, Variable

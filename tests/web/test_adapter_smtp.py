@@ -19,7 +19,7 @@ from mailpipe.adapters.smtp import SmtpAdapter
 from mailpipe.adapters.smtp_session import server
 from mailpipe.errors import SettingsError
 from mailpipe.ses.answer import Answer, Kind
-from mailpipe.ses.client import SlotMissed
+from mailpipe.ses.punctual import SlotMissed
 from tests.smtp_server import PASSWORD, USER, SmtpServer, drop, keep_and_drop
 
 AGAIN, FAILED, RETRY, SENT, UNKNOWN = Kind.AGAIN, Kind.FAILED, Kind.RETRY, Kind.SENT, Kind.UNKNOWN

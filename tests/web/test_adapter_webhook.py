@@ -21,7 +21,7 @@ from mailpipe.adapters import signature
 from mailpipe.adapters.protocol import Inline, Mail, Templated
 from mailpipe.adapters.webhook import COMPRESSED, WebhookAdapter, target
 from mailpipe.ses.answer import Answer, Kind
-from mailpipe.ses.client import SlotMissed
+from mailpipe.ses.punctual import SlotMissed
 from mailpipe.template import Template, Variable
 from tests.support import wait_for
 

@@ -21,7 +21,8 @@ import pytest
 
 from mailpipe.errors import ServiceError, TemplateError
 from mailpipe.ses.answer import Answer, Kind
-from mailpipe.ses.client import Account, Ses, SlotMissed, connect
+from mailpipe.ses.client import Account, Ses, connect
+from mailpipe.ses.punctual import SlotMissed
 from mailpipe.settings import Settings
 from mailpipe.template import Content
 
@@ -403,6 +404,26 @@ def test_a_slot_that_is_over_is_not_used(serve: Callable[..., Server]) -> None:
     assert server.requests == []
     assert kinds(ses.send(REQUEST)) == [Kind.SENT] * 2
     assert len(server.requests) == 1
+
+
+def test_a_slot_that_is_over_just_before_the_first_byte_is_not_used_either(serve: Callable[..., Server]) -> None:
+    server = serve(answering(200, ACCEPTED))
+    ses = client(server.url)
+    latest = [time.monotonic()]
+
+    def be_busy(**_: object) -> None:
+        while time.monotonic() <= latest[0] + 0.02:
+            pass
+
+    ses._sender.meta.events.register_last("before-send.sesv2.SendBulkEmail", be_busy)
+    # A new connection takes as long as it takes.
+    assert kinds(ses.send(REQUEST, at=latest[0], lateness=0.01)) == [Kind.SENT] * 2
+    latest[0] = time.monotonic() + 0.5
+    with pytest.raises(SlotMissed):
+        ses.send(REQUEST, at=latest[0], lateness=0.01)
+    assert len(server.requests) == 1
+    assert kinds(ses.send(REQUEST)) == [Kind.SENT] * 2
+    assert len(server.requests) == 2
 
 
 @pytest.fixture(scope="session")

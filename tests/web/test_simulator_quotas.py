@@ -55,6 +55,22 @@ def test_the_whole_call_is_refused_when_it_does_not_fit_if_that_style_is_chosen(
     assert len(stand_in.journal()) == 12
 
 
+def test_bulk_calls_beyond_the_calls_per_second_are_refused_and_single_mails_are_not(start: Start) -> None:
+    stand_in, client = start(call_rate=2)
+    for _ in range(2):
+        assert statuses(send(client, people(3))) == ["SUCCESS"] * 3
+    with pytest.raises(client.exceptions.ClientError, match="Rate exceeded"):
+        send(client, people(3))
+    client.send_email(
+        FromEmailAddress="news@example.com",
+        Destination={"ToAddresses": ["anna@example.com"]},
+        Content={"Template": {"TemplateName": "greeting", "TemplateData": '{"name": "Anna"}'}},
+    )
+    assert len(stand_in.journal()) == 7
+    stand_in.change(call_rate=10)
+    assert statuses(send(client, people(3))) == ["SUCCESS"] * 3
+
+
 def test_one_mail_over_the_rate_is_too_many_requests(start: Start) -> None:
     _, client = start(rate=1)
     mail = {
