@@ -87,7 +87,7 @@ def by_waves(queues: Queues, waves: Sequence[Wave], begins: datetime, *, chunk: 
     stages = []
     offset = 0
     for number, wave in enumerate(waves):
-        mine = {family: [run for run in runs if run.wave == number] for family, runs in queues.items()}
+        mine = {family: [run for run in runs if run.wave == number and run.people] for family, runs in queues.items()}
         if not any(mine.values()):
             continue
         length = wave.length if wave.spread else 0

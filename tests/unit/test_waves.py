@@ -54,7 +54,7 @@ def test_a_domain_begins_where_its_last_days_have_brought_it() -> None:
     assert ramp.of((10, 30)).day_after(1_000) == 2
 
 
-numbers = st.integers(0, 4_000)
+numbers = st.integers(0, 400)
 queues_of = st.fixed_dictionaries(
     {family: st.lists(st.tuples(st.integers(0, 2), st.sampled_from(TIERS), numbers), max_size=6) for family in FAMILIES}
 )
