@@ -37,6 +37,8 @@ def _field(name: str, field: FieldInfo) -> dg.Field:
         kind = dict
     elif get_origin(kind) is Literal:
         kind = str
+    elif get_origin(kind) is tuple:
+        kind = list
     elif issubclass(kind, BaseModel):
         kind, default = dict, None if default is None else default.model_dump()
     elif kind is datetime or name in DURATIONS:

@@ -30,6 +30,8 @@ from mailpipe.schedule.when import Duration, Moment, When
 from mailpipe.segment import Segment
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
+from mailpipe.waves.spec import Gates, Warmup, Wave
+from mailpipe.waves.spec import check as check_waves
 
 QUERIES = queries.beside(__file__)
 
@@ -102,6 +104,21 @@ class Spec(When):
         Annotated[float, pydantic.Field(gt=0, le=0.5)] | None,
         pydantic.Field(description="Part of the audience that gets no mail, so that its effect can be seen: 0.05"),
     ] = None
+    waves: Annotated[
+        tuple[Wave, ...] | None,
+        pydantic.Field(
+            description="Parts that go one after the other: [{tiers: [T1, T2], within: 30m}, {rest: true, spread: 36h}]"
+        ),
+    ] = None
+    warmup: Annotated[
+        Warmup | None,
+        pydantic.Field(
+            description="Mails a day that the sending domain may grow to: {ramp: moderate, at: '10:00', timezone: UTC}"
+        ),
+    ] = None
+    gates: Annotated[
+        Gates, pydantic.Field(description="What has to go well before the next wave or day; empty: the usual lines")
+    ] = Gates()
 
     @pydantic.field_validator("as_of")
     @classmethod
@@ -128,6 +145,33 @@ class Spec(When):
             if self.quiet_hours is not None:
                 raise ValueError("experiment: hours of variants and quiet_hours exclude each other")
         return self
+
+    @pydantic.model_validator(mode="after")
+    def _waves_agree(self) -> Self:
+        check_waves(self.waves, self.warmup)
+        if not self.in_waves:
+            return self
+        name = "waves" if self.waves is not None else "warmup"
+        if self.is_local:
+            raise ValueError(
+                f"{name} says when people are due, and so does send_at in each recipient's zone; give due_at, or send_at"
+                " with one timezone for all"
+            )
+        if self.quiet_hours is not None:
+            raise ValueError(f"{name} says when people are due, and quiet_hours would move some of them; leave it out")
+        if self.experiment is not None:
+            raise ValueError(
+                f"{name} and experiment exclude each other: who reads most would be in the test, and nobody else; try the"
+                " variants on a campaign without waves"
+            )
+        if self.canary is not None:
+            raise ValueError(f"{name} has a canary already: its first part; leave canary out")
+        return self
+
+    @property
+    def in_waves(self) -> bool:
+        """Whether it goes out in parts, each behind a gate."""
+        return self.waves is not None or self.warmup is not None
 
     @property
     def people(self) -> str:

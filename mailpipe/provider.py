@@ -27,3 +27,14 @@ def family(email: str) -> str:
     """The family of an address."""
     name = (of(email.rpartition("@")[2].partition(".")[0].lower()) or "").lower()
     return name if name in FAMILIES else "other"
+
+
+def family_sql(email: str) -> str:
+    """The same as an SQL expression; `email` is an expression too, of an address as it is sent."""
+    label = f"lower(split_part(split_part({email}, '@', 2), '.', 1) COLLATE \"C\")"
+    cases = " ".join(
+        f"WHEN '{name}' THEN '{provider.lower()}'"
+        for name, provider in _PROVIDERS.items()
+        if provider.lower() in FAMILIES
+    )
+    return f"CASE {label} {cases} ELSE 'other' END"

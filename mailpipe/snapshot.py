@@ -24,6 +24,7 @@ from mailpipe.errors import SnapshotError
 from mailpipe.experiment import assign
 from mailpipe.schedule import timing, when
 from mailpipe.settings import Settings
+from mailpipe.waves.assign import Waves
 
 QUERIES = queries.beside(__file__)
 
@@ -233,7 +234,12 @@ def _freeze(
 
 def _assigners(_settings: Settings, found: campaign.Campaign) -> list[cells.Assigner]:
     """What tells the people of this campaign apart beside their zones, in the order in which each builds on those before."""
-    return [assign.Split.of(found)] if found.spec.experiment else []
+    found_by: list[cells.Assigner] = []
+    if found.spec.experiment:
+        found_by.append(assign.Split.of(found))
+    if found.spec.in_waves:
+        found_by.append(Waves(found))
+    return found_by
 
 
 class _Table:

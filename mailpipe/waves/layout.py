@@ -1,7 +1,7 @@
 """Lays an audience out in stages: the days of a warm-up, or the waves one after the other. Pure arithmetic on numbers of people.
 
-People stand in one queue for each family of mail providers, in the order of their waves, tiers, and a hash. A day takes from the head
-of each queue the family's share of what the ramp allows, so nobody is left over, and whoever is deferred is first on the next day.
+People stand in one queue for each family of mail providers, in the order of their waves, tiers, and a hash. A day takes from the
+head of each queue the family's share of what the ramp allows, so nobody is left over, and who is deferred is first on the next day.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Stage:
-    """A day of the warm-up (`number` counts days from the first one, `rung` those of the ramp), or a wave. `cap` is what the domain may
-    send on that day, `others` what of it other campaigns need; None where there is no ramp."""
+    """A day of the warm-up (`number` counts days from the first one, `rung` those of the ramp), or a wave. `cap` is what the domain
+    may send on that day, `others` what of it other campaigns need; None where there is no ramp."""
 
     number: int
     at: datetime
@@ -124,8 +124,8 @@ def by_days(
     while any(left.values()):
         if day - first >= MOST_DAYS:
             raise CampaignError(
-                f"warmup: {total:,} people take longer than a year by the ramp `{ramp.name}`; take a steeper one, a later start_day,"
-                " or fewer people"
+                f"warmup: {total:,} people take longer than a year by the ramp `{ramp.name}`; take a steeper one, a later"
+                " start_day, or fewer people"
             )
         at = begins(day)
         cap = ramp.cap(rung)
@@ -145,7 +145,7 @@ def _count(runs: Sequence[Run]) -> int:
 
 
 def _room(left: Queues, waves: Sequence[Wave], sizes: Sequence[int]) -> int:
-    """How many the waves let go on one day: one that is spread over more than the day gives its part of it, and holds up the next."""
+    """How many the waves let go on one day: one that is spread over more than the day gives a part of it, and holds up the next."""
     room = 0
     offset = 0
     for number, wave in enumerate(waves):
@@ -173,7 +173,8 @@ def _quotas(left: Queues, total: int, cap: int, before: Before | None) -> dict[s
         return quotas
     growth = max(GROWTH, cap / before.cap)
     return {
-        family: min(quota, max(FLOOR, int(growth * before.volumes.get(family, 0.0)))) for family, quota in quotas.items()
+        family: min(quota, max(FLOOR, int(growth * before.volumes.get(family, 0.0))))
+        for family, quota in quotas.items()
     }
 
 

@@ -57,7 +57,9 @@ class Warmup(pydantic.BaseModel):
 
     ramp: Annotated[
         Name | tuple[Annotated[int, pydantic.Field(ge=1)], ...],
-        pydantic.Field(description="conservative, moderate, aggressive, or a list of mails a day, whose last one stays"),
+        pydantic.Field(
+            description="conservative, moderate, aggressive, or a list of mails a day, whose last one stays"
+        ),
     ] = "moderate"
     start_day: Annotated[
         Annotated[int, pydantic.Field(ge=1, le=365)] | None,
@@ -66,11 +68,15 @@ class Warmup(pydantic.BaseModel):
             " any of the last 30 days"
         ),
     ] = None
-    at: Annotated[str | None, pydantic.Field(description="When a day begins, as 10:00; empty: when the campaign does")] = None
+    at: Annotated[
+        str | None, pydantic.Field(description="When a day begins, as 10:00; empty: when the campaign does")
+    ] = None
     timezone: Annotated[str, pydantic.Field(description="The zone of `at`, and of what a day is")] = "UTC"
     spread: Annotated[
         Annotated[Duration, pydantic.Field(gt=0, le=DAY)] | None,
-        pydantic.Field(description="A day's mails are due evenly over so long; with `waves`, those say it. Empty: at once"),
+        pydantic.Field(
+            description="A day's mails are due evenly over so long; with `waves`, those say it. Empty: at once"
+        ),
     ] = None
     exclude: Annotated[
         tuple[Tier, ...], pydantic.Field(description="Tiers that get nothing while the domain is warmed up")
@@ -118,7 +124,9 @@ class Gates(pydantic.BaseModel):
     delays_after: Annotated[int, pydantic.Field(ge=1, description="Not before so many were sent to it")] = 200
     told: Annotated[
         float,
-        pydantic.Field(gt=0, le=1, description="Of whom SES has to have said what became of them, else nothing is known"),
+        pydantic.Field(
+            gt=0, le=1, description="Of whom SES has to have said what became of them, else nothing is known"
+        ),
     ] = 0.5
 
 
@@ -143,7 +151,9 @@ def check(waves: Sequence[Wave] | None, warmup: Warmup | None) -> None:
     if not waves[-1].rest and (missing := [tier for tier in TIERS if tier not in named and tier not in excluded]):
         raise ValueError(f"waves: {', '.join(missing)} are in no wave; put them in one, or end with `rest: true`")
     if both := [tier for tier in excluded if tier in named]:
-        raise ValueError(f"waves name {both[0]}, which warmup excludes; say `exclude: []` there if they shall be mailed")
+        raise ValueError(
+            f"waves name {both[0]}, which warmup excludes; say `exclude: []` there if they shall be mailed"
+        )
     if warmup is not None and warmup.spread is not None:
         raise ValueError("warmup.spread: the waves say how a day's mails are spread; leave it out")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from mailpipe.errors import CampaignError
 from mailpipe.provider import FAMILIES
 from mailpipe.waves import ramp
 from mailpipe.waves.layout import FLOOR, Run, Stage, by_days, by_waves, shared
-from mailpipe.waves.spec import TIERS, Wave, Warmup, check
+from mailpipe.waves.spec import TIERS, Warmup, Wave, check
 
 BEGIN = datetime(2026, 3, 2, 10, tzinfo=UTC)
 ALL = (Wave(rest=True, within=1),)
@@ -27,10 +28,8 @@ def begins(day: int) -> datetime:
 def people(number: int) -> dict[str, list[Run]]:
     """An ordinary list of so many people."""
     families = shared(number, {"gmail": 45, "microsoft": 20, "yahoo": 12, "apple": 8, "other": 15})
-    return {
-        family: [Run(0, tier, part) for tier, part in zip(TIERS, shared(size, dict(zip(TIERS, (10, 20, 25, 45, 0)))).values())]
-        for family, size in families.items()
-    }
+    parts = {family: shared(size, {"T1": 10, "T2": 20, "T3": 25, "T4": 45}) for family, size in families.items()}
+    return {family: [Run(0, tier, some[tier]) for tier in TIERS if some.get(tier)] for family, some in parts.items()}
 
 
 @pytest.mark.parametrize(("name", "day"), [("aggressive", 13), ("moderate", 17), ("conservative", 34)])
@@ -40,7 +39,7 @@ def test_the_first_pass_over_a_million_ends_on_the_published_day(name: ramp.Name
 
 
 def test_caps_grow_as_published_and_on_by_their_rule() -> None:
-    moderate, conservative, aggressive = map(ramp.of, ("moderate", "conservative", "aggressive"))
+    moderate, conservative, aggressive = (ramp.of("moderate"), ramp.of("conservative"), ramp.of("aggressive"))
     assert [moderate.cap(day) for day in (1, 4, 10, 17, 21, 22)] == [50, 1_000, 35_000, 375_000, 1_000_000, 1_250_000]
     assert [conservative.cap(day) for day in (1, 3, 4, 21, 22, 24, 25)] == [50, 50, 100, 8_000, 16_000, 16_000, 32_000]
     assert [aggressive.cap(day) for day in (5, 17, 18, 19)] == [5_000, 4_000_000, 8_000_000, 16_000_000]
@@ -137,7 +136,7 @@ def test_waves_follow_each_other_and_nobody_is_lost(
     queues = ordered(given)
     stages = by_waves(queues, waves, BEGIN)
     assert laid(stages) == whole(queues)
-    for earlier, later in zip(stages, stages[1:], strict=False):
+    for earlier, later in pairwise(stages):
         assert later.at == earlier.at + timedelta(seconds=waves[earlier.number - 1].length)
         assert max(piece.due_at for piece in earlier.pieces) < later.at
 
@@ -158,7 +157,9 @@ def test_a_wave_over_36_hours_takes_two_days_where_the_ramp_allows_all_at_once()
 
 
 def test_what_other_campaigns_of_the_domain_send_is_taken_off_the_cap() -> None:
-    stages = by_days(people(700), ALL, ramp.of("moderate"), begins, others={date(2026, 3, 3): 90, date(2026, 3, 4): 600})
+    stages = by_days(
+        people(700), ALL, ramp.of("moderate"), begins, others={date(2026, 3, 3): 90, date(2026, 3, 4): 600}
+    )
     assert [(stage.number, stage.people, stage.others) for stage in stages] == [(1, 50, 0), (2, 10, 90), (4, 640, 0)]
 
 
