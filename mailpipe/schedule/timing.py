@@ -152,7 +152,7 @@ _LEFT_OUT = {
     "past_local_time": "are left out: their wall time has passed already",
     "quiet_hours": "are left out: they would be mailed in their quiet hours",
     "expired": "are left out: the mail would come after its end",
-    "inactive_tier": "are left out: they are in a tier that warm-up excludes (warmup.exclude), mostly T5 who have not reacted for long",
+    "inactive_tier": "are left out: their tier is in `warmup.exclude`; T5 has not reacted for half a year",
     "frequency_cap": "are left out: they have had as many mails as MAILPIPE_FREQUENCY_CAP allows",
 }
 _PAST = {

@@ -46,6 +46,7 @@ FRAGMENTS = {
     "columns": "person.locale AS arm",
     "names": "arm",
     "position": "CAST(length(CAST(:salt AS text) || person.user_id) AS bigint)",
+    "family": "'other'",
 }
 # What some queries find when they run: the table that an earlier one has made.
 BEFORE = """
@@ -60,6 +61,7 @@ CREATE TABLE mailpipe.person_key (place int, zone_group int, arm text);
 CREATE TABLE mailpipe.cell_key (number int, cell_rank int, zone_group int, arm text);
 CREATE TABLE mailpipe.placed (place int, cell_rank int);
 CREATE TABLE mailpipe.experiment_rank (place int, value bigint);
+CREATE TABLE mailpipe.wave_person (place int, family text, tier smallint, hash bigint);
 SET search_path = public, mailpipe"""
 # Not to be prepared: definitions. Each is one statement, or run by a test of its own module.
 DEFINITION = re.compile(r"^(CREATE|ALTER|DROP|COMMENT|GRANT|ANALYZE|TRUNCATE|LOCK|SET)\b", re.IGNORECASE)
