@@ -65,6 +65,14 @@ class ScheduleError(UserError):
     """A schedule file is wrong, a schedule does not exist, or what it is told to do is refused."""
 
 
+class OrdersError(UserError):
+    """The query of MAILPIPE_ORDERS cannot be used, or somebody asks for orders and there is none."""
+
+
+class EngagementError(UserError):
+    """A day cannot be folded (yet, or out of order), or a history cannot be brought in; the text names file, line and column."""
+
+
 class RestoredDatabase(UserError):
     """The database is behind what was sent with it; a person has to say what becomes of it."""
 

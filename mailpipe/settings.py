@@ -143,8 +143,23 @@ class Settings:
     """A certificate to believe instead of SNS's own (MAILPIPE_SNS_TEST_CERTIFICATE): for a stand-in's topic, refused elsewhere."""
     event_days: int = 90
     """Days for which the text of an event is kept (MAILPIPE_EVENT_DAYS), and repeats are known. What follows from it stays."""
+    orders: str | None = None
+    """What people bought (MAILPIPE_ORDERS): a query with `user_id` and `ordered_at` (timestamptz), and where links carry them
+    `campaign` and `variant`. Buyers are engaged, and experiments can be decided by orders. Empty: nothing is known of orders."""
+    opt_ins: str | None = None
+    """Since when people want mail (MAILPIPE_OPT_INS): a query with `user_id` and `opted_in_at` (timestamptz). Empty: since their
+    first mail, so that somebody who never reacts is kept for a year after it."""
+    history: Path | None = None
+    """Where sends and human reactions are kept as Parquet, a folder a day (MAILPIPE_HISTORY, default VAR/engagement). Several
+    machines that fold need one that they share."""
+    history_days: int = 400
+    """Days for which they are kept (MAILPIPE_HISTORY_DAYS). What was learned from them stays."""
     allow_unsafe_durability: bool = False
     """Accept a server with fsync off (MAILPIPE_ALLOW_UNSAFE_DURABILITY=1). Only for throw-away servers of tests."""
+
+    @property
+    def history_folder(self) -> Path:
+        return self.history or self.var / "engagement"
 
     @property
     def segments(self) -> Path:
@@ -181,6 +196,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             ("foreign_sent", Settings.foreign_sent),
             ("minimum_interval", Settings.minimum_interval),
             ("event_days", Settings.event_days),
+            ("history_days", Settings.history_days),
         )
     }
     threads = _positive(environ, "MAILPIPE_THREADS", None)
@@ -228,6 +244,10 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         sns_signatures=environ.get("MAILPIPE_SNS_SIGNATURES") or Settings.sns_signatures,
         sns_test_certificate=Path(path) if (path := environ.get("MAILPIPE_SNS_TEST_CERTIFICATE")) else None,
         event_days=int(numbers["event_days"] or Settings.event_days),
+        orders=(environ.get("MAILPIPE_ORDERS") or "").strip().rstrip(";") or None,
+        opt_ins=(environ.get("MAILPIPE_OPT_INS") or "").strip().rstrip(";") or None,
+        history=Path(folder).resolve() if (folder := environ.get("MAILPIPE_HISTORY")) else None,
+        history_days=int(numbers["history_days"] or Settings.history_days),
         allow_unsafe_durability=environ.get("MAILPIPE_ALLOW_UNSAFE_DURABILITY") == "1",
         lease=numbers["lease"] or Settings.lease,
         connect_timeout=numbers["connect_timeout"] or Settings.connect_timeout,

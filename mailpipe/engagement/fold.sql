@@ -13,10 +13,11 @@ CREATE TEMPORARY TABLE engagement_reaction (
     last_engaged_at timestamptz, last_clicked_at timestamptz, apple boolean NOT NULL, told_at timestamptz NOT NULL
 ) ON COMMIT DROP;
 CREATE TEMPORARY TABLE engagement_reader (
-    person_id text NOT NULL, timezone text NOT NULL, engaged_at timestamptz, clicked_at timestamptz, opened boolean NOT NULL,
-    apple boolean NOT NULL, told_at timestamptz NOT NULL
+    person_id text NOT NULL, engaged_at timestamptz, clicked_at timestamptz, opened boolean NOT NULL, apple boolean NOT NULL,
+    told_at timestamptz NOT NULL
 ) ON COMMIT DROP;
 CREATE TEMPORARY TABLE engagement_exposure (place smallint NOT NULL, x real[] NOT NULL) ON COMMIT DROP;
+CREATE TEMPORARY TABLE engagement_sent (seq integer NOT NULL, variant text, at timestamptz NOT NULL) ON COMMIT DROP;
 CREATE TEMPORARY TABLE engagement_mail (
     person_id text NOT NULL, zone text, shift interval NOT NULL, variant text, sent_at timestamptz NOT NULL, hour smallint NOT NULL,
     place smallint NOT NULL, weight real, reacted_hour smallint, opened_at timestamptz, clicked_at timestamptz,
@@ -53,14 +54,13 @@ FROM mailpipe.campaign g ORDER BY g.campaign_id;
 
 -- name: readers
 INSERT INTO engagement_reader
-SELECT r.user_id, coalesce(r.timezone, ''), x.last_engaged_at, x.last_clicked_at, x.opened_at IS NOT NULL, x.apple, x.told_at
+SELECT r.user_id, x.last_engaged_at, x.last_clicked_at, x.opened_at IS NOT NULL, x.apple, x.told_at
 FROM engagement_reaction x JOIN mailpipe.recipient r ON r.campaign_id = :campaign_id AND r.seq = x.seq
 WHERE x.campaign_id = :campaign_id AND r.user_id <> '';
 
 -- name: new_readers
-INSERT INTO mailpipe.engagement (person_id, zone, as_of, since, tier)
-SELECT r.person_id, max(z.zone), :day, min(r.told_at), 5
-FROM engagement_reader r LEFT JOIN engagement_clock z ON z.given = r.timezone
+INSERT INTO mailpipe.engagement (person_id, as_of, since, tier)
+SELECT r.person_id, :day, min(r.told_at), 5 FROM engagement_reader r
 WHERE NOT EXISTS (SELECT FROM mailpipe.engagement e WHERE e.person_id = r.person_id) GROUP BY r.person_id;
 
 -- name: flags
@@ -81,33 +81,41 @@ SELECT d.as_of, m.machine, mailpipe.engagement_weight(d.as_of, greatest(d.as_of,
 FROM (SELECT as_of FROM mailpipe.engagement UNION SELECT CAST(:day AS date)) d
 CROSS JOIN (VALUES (true), (false)) AS m(machine);
 
--- name: mails
--- The mails of a campaign on a day: accepted, and not bounced, refused or still on their way. The hour of a send is the one in which most of
--- its first sixty minutes lie; one offset holds for a mail and its day. What is clicked within a day is a click, else it may be an open.
-INSERT INTO engagement_mail
+-- name: sent
+-- The mails of a campaign on a day: accepted, and not bounced, refused or still on their way. Kept by itself, because nobody can guess
+-- how many people a bit string holds: planned as one statement with the next, it took a hundred times as long.
+INSERT INTO engagement_sent
 WITH lost AS (
     SELECT chunk_no, bit_or(mask) FILTER (WHERE kind IN ('bounce', 'reject', 'rendering_failure')) AS dead,
            bit_or(mask) FILTER (WHERE kind = 'delivery_delay') AS late, bit_or(mask) FILTER (WHERE kind = 'delivery') AS delivered
     FROM mailpipe.event_mask WHERE campaign_id = :campaign_id
      AND kind IN ('bounce', 'reject', 'rendering_failure', 'delivery_delay', 'delivery') GROUP BY chunk_no
 ),
-sent AS (
-    SELECT c.first_seq + i AS seq, k.at
-    FROM mailpipe.call k JOIN mailpipe.chunk c ON c.campaign_id = k.campaign_id AND c.chunk_no = k.chunk_no
+called AS MATERIALIZED (
+    SELECT c.first_seq, c.variant, k.at, k.positions, k.codes, l.dead, l.late, l.delivered
+    FROM mailpipe.call k JOIN mailpipe.chunk c ON c.campaign_id = :campaign_id AND c.chunk_no = k.chunk_no
     LEFT JOIN lost l ON l.chunk_no = k.chunk_no
-    CROSS JOIN LATERAL generate_series(position(B'1' IN k.positions) - 1, length(rtrim(CAST(k.positions AS text), '0')) - 1) AS i
-    WHERE k.campaign_id = :campaign_id AND k.at >= :since AND k.at < :until AND k.accepted > 0 AND get_bit(k.positions, i) = 1
-      AND (k.codes IS NULL OR substr(k.codes, CAST(bit_count(substring(k.positions FROM 1 FOR i + 1)) AS integer), 1) = 's')
-      AND (l.dead IS NULL OR get_bit(l.dead, i) = 0)
-      AND (l.late IS NULL OR get_bit(l.late, i) = 0 OR l.delivered IS NOT NULL AND get_bit(l.delivered, i) = 1)
+    WHERE k.campaign_id = :campaign_id AND k.at >= :since AND k.at < :until AND k.accepted > 0
 )
-SELECT r.user_id, z.zone, z.shift, NULL, s.at, h.hour,
+SELECT k.first_seq + i, k.variant, k.at
+FROM called k
+CROSS JOIN LATERAL generate_series(position(B'1' IN k.positions) - 1, length(rtrim(CAST(k.positions AS text), '0')) - 1) AS i
+WHERE get_bit(k.positions, i) = 1
+  AND (k.codes IS NULL OR substr(k.codes, CAST(bit_count(substring(k.positions FROM 1 FOR i + 1)) AS integer), 1) = 's')
+  AND (k.dead IS NULL OR get_bit(k.dead, i) = 0)
+  AND (k.late IS NULL OR get_bit(k.late, i) = 0 OR k.delivered IS NOT NULL AND get_bit(k.delivered, i) = 1);
+
+-- name: mails
+-- The hour of a send is the one in which most of its first sixty minutes lie; one offset holds for a mail and its day. What is clicked
+-- within a day is a click, else it may be an open.
+INSERT INTO engagement_mail
+SELECT r.user_id, z.zone, z.shift, s.variant, s.at, h.hour,
        h.hour * 24 + CASE WHEN w.at IS NULL THEN 23
                           ELSE least(23, greatest(0, floor(extract(epoch FROM w.at - s.at) / 3600))) END,
        CASE WHEN w.at IS NULL THEN NULL WHEN w.at = x.clicked_at THEN CAST(:click AS real) ELSE CAST(:open AS real) END,
        extract(hour FROM (w.at + z.shift) AT TIME ZONE 'UTC'), x.opened_at, x.clicked_at, x.last_engaged_at, x.last_clicked_at,
        coalesce(x.apple, false), x.seq IS NOT NULL
-FROM sent s
+FROM engagement_sent s
 JOIN mailpipe.recipient r ON r.campaign_id = :campaign_id AND r.seq = s.seq AND r.user_id <> ''
 JOIN engagement_clock z ON z.given = coalesce(r.timezone, '') AND s.at >= z.since AND s.at < z.until
 LEFT JOIN engagement_reaction x ON x.campaign_id = :campaign_id AND x.seq = s.seq
@@ -206,5 +214,11 @@ VALUES (:day, :people, :mails, :opens, :clicks, :machines, :bought, CAST(:tiers 
 -- name: folded
 SELECT day, people, mails, opens, clicks, machines, bought, tiers, seconds FROM mailpipe.engagement_fold WHERE day = :day;
 
--- name: export
-SELECT person_id, variant, sent_at, hour, opened_at, clicked_at, shift FROM engagement_mail
+-- name: export_mails
+SELECT person_id, variant, sent_at AT TIME ZONE 'UTC' || 'Z', hour FROM engagement_mail;
+
+-- name: export_reactions
+SELECT m.person_id, m.variant, m.sent_at AT TIME ZONE 'UTC' || 'Z', r.kind,
+       CAST(extract(hour FROM (r.at + m.shift) AT TIME ZONE 'UTC') AS smallint), extract(epoch FROM r.at - m.sent_at)
+FROM engagement_mail m CROSS JOIN LATERAL (VALUES ('open', m.opened_at), ('click', m.clicked_at)) AS r(kind, at)
+WHERE r.at IS NOT NULL;

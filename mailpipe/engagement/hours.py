@@ -60,7 +60,9 @@ def _offsets(zone: str, since: datetime, until: datetime) -> list[tuple[datetime
     while at < until:
         end = min(at + _DAY, until)
         if shift(end) != shift(start):
-            end = next(hour for hour in (at + n * _HOUR for n in range(1, 25)) if hour >= end or shift(hour) != shift(start))
+            end = next(
+                hour for hour in (at + n * _HOUR for n in range(1, 25)) if hour >= end or shift(hour) != shift(start)
+            )
             end = min(end, until)
             made.append((start, end, shift(start)))
             start = end

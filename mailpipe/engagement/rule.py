@@ -13,11 +13,11 @@ HOURS = 24
 CLICK, OPEN = 2.0, 1.0
 """What a mail adds to the hour of its first human click, or else of its first human open."""
 
-_FALL = 1.15
+_FALL = 1.2
 _shares = [(age + 1.0) ** -_FALL for age in range(HOURS)]
 DEFAULT_FRESHNESS = tuple(share / sum(_shares) for share in _shares)
-"""The part of the reactions within a day that falls to each hour after the send, before there are own ones: a third in the first hour and
-three quarters within six, as published studies of times to open say."""
+"""The part of the reactions within a day that falls to each hour after the send, before there are own ones: a third in the first
+hour and three quarters within six, as published studies of times to open say."""
 
 PRIOR_REACTIONS = 1_000.0
 PRIOR_MAILS = 5_000.0
