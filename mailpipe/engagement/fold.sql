@@ -137,9 +137,8 @@ SELECT EXISTS (SELECT FROM mailpipe.engagement WHERE zone IS NULL);
 -- name: settle_zones
 -- What was counted by UTC moves to the hours of the zone that is known now.
 UPDATE mailpipe.engagement e SET zone = m.zone, ev = e.ev[25 - m.k : 24] || e.ev[1 : 24 - m.k], ex = e.ex[25 - m.k : 24] || e.ex[1 : 24 - m.k]
-FROM (SELECT DISTINCT ON (person_id) person_id, zone,
-             mod(24 + CAST(round(extract(epoch FROM shift) / 3600) AS integer), 24) AS k
-      FROM engagement_mail WHERE zone IS NOT NULL ORDER BY person_id, sent_at) m
+FROM (SELECT person_id, zone, mod(24 + CAST(round(extract(epoch FROM shift) / 3600) AS integer), 24) AS k
+      FROM engagement_mail WHERE zone IS NOT NULL) m
 WHERE e.person_id = m.person_id AND e.zone IS NULL;
 
 -- name: add

@@ -103,6 +103,7 @@ def test_every_setting_is_read_from_the_variable_of_its_name(field: Field[object
         "marketing_share": "0.25",
         "reserve_share": "0.25",
         "transit": "0.05",
+        "history": "/srv/engagement",
         "ses_operation": "single",
         "allow_unsafe_durability": "1",
     }
