@@ -16,6 +16,7 @@ COMMANDS = {
     "db": "database",
     "demo": "demo",
     "dev": "dev",
+    "engagement": "engagement",
     "events": "events",
     "lanes": "lanes",
     "message": "message",
