@@ -44,6 +44,7 @@ def test_the_commands_are_those_that_are_documented() -> None:
             for name in ("resume", "cancel", "set", "progress", "who", "export", "feedback", "narrow", "postmaster")
         ),
         *(f"campaign unknown {name}" for name in ("list", "export", "resolve")),
+        *(f"engagement {name}" for name in ("import", "fold", "show", "summary")),
         *(f"events {name}" for name in ("ingest", "poll", "upkeep")),
         *(f"suppression {name}" for name in ("add", "remove", "show", "import", "export", "sync")),
         "lanes",
