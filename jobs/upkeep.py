@@ -24,7 +24,7 @@ def settle(context: dg.OpExecutionContext, config: ReconcileConfig, database: Da
     context.log.info(
         f"{done.freed_chunks} chunks freed, {done.became_unknown} people unknown by it, {done.expired} expired,"
         f" {done.settled} people settled by"
-        f" events, campaigns done: {', '.join(done.finished) or 'none'}"
+        f" events, {done.released} let go by a gate, campaigns done: {', '.join(done.finished) or 'none'}"
     )
 
 

@@ -15,6 +15,7 @@ from psycopg.rows import class_row
 from mailpipe import campaign, event, ledger
 from mailpipe.db import Connection, queries
 from mailpipe.schedule import window
+from mailpipe.waves import advance
 
 QUERIES = queries.beside(__file__)
 
@@ -39,13 +40,14 @@ class Unattended:
 @dataclass(frozen=True)
 class Reconciled:
     """What was put in order: chunks freed from silent workers, people who became `unknown` by it, people whose mail has expired,
-    people whom events settled, campaigns that are done by it."""
+    people whom events settled, campaigns that are done by it, people whose wave or day may go."""
 
     freed_chunks: int
     became_unknown: int
     settled: int
     finished: tuple[str, ...]
     expired: int = 0
+    released: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "finished": list(self.finished)}
@@ -61,14 +63,17 @@ def run(connection: Connection, key: str | None = None) -> Reconciled:
     freed, lost = ledger.expire_leases(connection, chosen[0].campaign_id if key else None)
     closed = window.close(connection, chosen[0].campaign_id if key else None)
     settled = 0
+    released = 0
     finished = []
     for found in chosen:
         if key or found.state in ("sending", "paused") or found.now - found.changed_at < SETTLED_AFTER:
             settled += event.settle(connection, found.campaign_id)
             campaign.reopen(connection, found.campaign_id)
+        if found.state == "sending" and found.spec.in_waves and (advanced := advance.run(connection, found.key)):
+            released += advanced.people
         if found.state == "sending" and campaign.finish(connection, found.campaign_id):
             finished.append(found.key)
-    return Reconciled(freed, lost, settled, tuple(finished), closed.expired)
+    return Reconciled(freed, lost, settled, tuple(finished), closed.expired, released)
 
 
 def unattended(connection: Connection, *, quiet: float = QUIET) -> list[Unattended]:

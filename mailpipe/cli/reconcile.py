@@ -27,5 +27,7 @@ def command(name: str | None, as_json: bool) -> None:
         f"{done.freed_chunks:,} chunks freed, {done.became_unknown:,} people became unknown,"
         f" {done.settled:,} settled by events"
     )
+    if done.released:
+        click.echo(f"{done.released:,} people may go: the gate before their wave or day has passed")
     for key in done.finished:
         click.echo(f"campaign {key} is done")

@@ -10,7 +10,7 @@
 -- ledger.py all that changes in `chunk`, `call` and `outcome`, but that hold.py alone frees who is `held`; event.py `event_mask`; feedback/ingest.py `event`, `feedback` and
 -- `soft_bounce`; latency.py `latency`; breaker.py `breaker_trip` and `postmaster_rate`; suppression.py `suppression`,
 -- `suppression_removed` and `opt_out`; suppression_sync.py its two tables; pace.py `pace`; identity.py `instance`; scanner_guard.py `unsubscribe_minute`.
--- engagement/ its four tables. Under experiment/: decision.py `experiment`, assign.py `holdout`. Under schedule/: timing.py `due`, window.py the windows of `chunk`, recurring.py `schedule` and `occurrence`.
+-- engagement/ its four tables, waves/advance.py `wave_gate`, and how held people are cut into chunks anew. Under experiment/: decision.py `experiment`, assign.py `holdout`. Under schedule/: timing.py `due`, window.py the windows of `chunk`, recurring.py `schedule` and `occurrence`.
 
 CREATE SCHEMA mailpipe;
 
@@ -169,6 +169,19 @@ CREATE TABLE mailpipe.due (
     people      integer NOT NULL CHECK (people >= 1),
     launched_at timestamptz,                                   -- a run has begun to work on it
     PRIMARY KEY (campaign_id, due_at)
+);
+
+-- What was decided between two parts of a campaign that goes in waves: frozen, but for a person's `hold`, which a person's `pass` ends.
+CREATE TABLE mailpipe.wave_gate (
+    campaign_id integer NOT NULL REFERENCES mailpipe.campaign,
+    stage       smallint NOT NULL CHECK (stage >= 1),          -- the day or wave before the gate
+    verdict     text NOT NULL CHECK (verdict IN ('pass', 'repeat', 'drop', 'hold')),
+    rung        smallint CHECK (rung >= 1),                    -- the day of the ramp that follows; NULL: there is no ramp
+    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    actor       text NOT NULL CHECK (actor <> ''),
+    reason      text NOT NULL,
+    numbers     jsonb NOT NULL,                                -- the rates against their lines
+    PRIMARY KEY (campaign_id, stage)
 );
 
 -- Campaigns that come again: each fire of the cron makes one. A schedule that was deleted keeps its row, and its key.

@@ -51,6 +51,7 @@ class Waves:
         self._pieces: list[tuple[Stage, Piece]] = []
         self._stages: list[Stage] = []
         self._rung: int | None = None
+        self._begins = self._start
 
     def columns(self, connection: Connection, staged: str) -> Sequence[Column]:
         """Find tier and provider of everybody, lay them out, and leave out the tiers that warm-up excludes (`inactive_tier`)."""
@@ -90,11 +91,13 @@ class Waves:
                 connection, self._spec.sender_domain, zone=warmup.timezone, but=self._found.campaign_id
             )
             self._rung = warmup.start_day or steps.day_after(known.peak)
+            times = begins(warmup, self._start)
+            self._begins = times(1)
             self._stages = layout.by_days(
                 queues,
                 self._waves,
                 steps,
-                begins(warmup, self._start),
+                times,
                 zone=warmup.timezone,
                 rung=self._rung,
                 others=known.days,
@@ -128,7 +131,7 @@ class Waves:
                 "ramp": None if warmup is None else ramp.of(warmup.ramp).name,
                 "start_day": self._rung,
                 "timezone": "UTC" if warmup is None else warmup.timezone,
-                "begins": self._stages[0].at.isoformat() if self._stages else None,
+                "begins": self._begins.isoformat(),
                 "excluded_tiers": list(self._excluded),
                 "stages": [
                     {

@@ -109,11 +109,12 @@ def by_days(
     others: Mapping[date, int] | None = None,
     before: Before | None = None,
     chunk: int = 500,
+    most: int = MOST_DAYS,
 ) -> list[Stage]:
     """One stage for each day that mails somebody. `others` is what other campaigns of the domain send by date (in `zone`).
 
     Raises:
-        CampaignError: it would take longer than MOST_DAYS.
+        CampaignError: it would take longer than `most` days.
     """
     left = {family: [run for run in runs if run.people] for family, runs in queues.items()}
     total = sum(_count(runs) for runs in left.values())
@@ -122,7 +123,7 @@ def by_days(
     stages = []
     first = day
     while any(left.values()):
-        if day - first >= MOST_DAYS:
+        if day - first >= most:
             raise CampaignError(
                 f"warmup: {total:,} people take longer than a year by the ramp `{ramp.name}`; take a steeper one, a later"
                 " start_day, or fewer people"

@@ -125,4 +125,5 @@ def test_only_the_campaign_asked_for_is_touched(scene: World, ready: str) -> Non
         "settled": 3,
         "finished": ["a"],
         "expired": 0,
+        "released": 0,
     }
