@@ -1,8 +1,9 @@
 """What keeps time: `python -m benchmarks.schedule [--quick]`.
 
 How long a look for due messages takes while millions wait, a tick of the sensors with 1,000 schedules and 100 campaigns, the API
-with 5 million people pending, and the due instants of a million people in every zone of the world. In full, a campaign is also sent
-by a real `mailpipe dev` with its daemon: seconds from the due time to the first recorded answer.
+with 5 million people pending and then with millions of due messages too, and the due instants of a million people in every zone of
+the world. In full, a campaign is also sent by a real `mailpipe dev` with its daemon: seconds from the due time to the first recorded
+answer.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def main() -> None:
             ses.close()
         _plan(base, connection)
         result |= _tick(base, connection)
-        result |= _api(base)
+        result |= _api(base, connection, messages)
     if not chosen.quick:
         result |= _first_mail()
     ground.emit(result)
@@ -85,16 +86,24 @@ def _median(work: Callable[[], object], times: int = LOOKS) -> float:
 
 def _due_poll(connection: Connection, messages: int) -> dict[str, Any]:
     say(f"{messages:,} delayed messages, and looks for what is due")
-    connection.execute(
-        "INSERT INTO mailpipe.outbox (lane, due_at, message_id)"
-        " SELECT (ARRAY['critical', 'high', 'normal', 'low'])[1 + i %% 4], now() + interval '1 hour' + i * interval '1 second',"
-        " gen_random_uuid() FROM generate_series(1, %s) i",
-        (messages,),
-    )
+    _messages(connection, messages, first="now() + interval '1 hour' + i * interval '1 second'")
     connection.execute("VACUUM (ANALYZE) mailpipe.outbox")
     owner = uuid4()
     claims.register(connection, owner, seconds=3600)
     return {"due_poll_ms": _median(lambda: claims.claim(connection, "normal", owner, mark=None, most=50))}
+
+
+def _messages(connection: Connection, number: int, *, first: str) -> None:
+    """Nothing but so many messages in the queue, a quarter in each lane, the i-th due at `first`."""
+    connection.execute("TRUNCATE mailpipe.outbox")
+    connection.execute(
+        (
+            "INSERT INTO mailpipe.outbox (lane, due_at, message_id)"
+            f" SELECT (ARRAY['critical', 'high', 'normal', 'low'])[1 + i %% 4], {first}, gen_random_uuid()"
+            " FROM generate_series(1, %s) i"
+        ).encode(),
+        (number,),
+    )
 
 
 def _zones(connection: Connection, people: int) -> dict[str, Any]:
@@ -180,7 +189,7 @@ def _tick(base: Ground, connection: Connection) -> dict[str, Any]:
     return {"tick_ms": _median(tick)}
 
 
-def _api(base: Ground) -> dict[str, Any]:
+def _api(base: Ground, connection: Connection, messages: int) -> dict[str, Any]:
     config = replace(base.settings, api_tokens=f"benchmark:{TOKEN}", unsubscribe_keys="k1:" + TOKEN)
     server = uvicorn.Server(serve.configuration(app.build(config, base.database)))
     listener = serve.listen("127.0.0.1", 0)
@@ -199,7 +208,12 @@ def _api(base: Ground) -> dict[str, Any]:
                 return json.load(answer)
 
         assert ask()["queue_snapshot"]["normal"]["pending"] == PENDING_PEOPLE
-        return {"api_ms": _median(ask), "api_campaigns_ms": _median(lambda: ask("?type=scheduled"))}
+        took = {"api_ms": _median(ask), "api_campaigns_ms": _median(lambda: ask("?type=scheduled"))}
+        say(f"{messages:,} messages that are due")
+        _messages(connection, messages, first="now() - interval '1 hour' - i * interval '1 millisecond'")
+        took["api_due_messages_ms"] = _median(ask)
+        told = sum(lane["pending"] for lane in ask()["queue_snapshot"].values()) - PENDING_PEOPLE
+        return {**took, "due_messages_told": told}
     finally:
         server.should_exit = True
         thread.join(20)

@@ -223,6 +223,30 @@ def test_depths_count_what_is_due_lane_by_lane(box: World) -> None:
     assert depths["high"].oldest_age_seconds == 0
 
 
+def test_a_flood_is_estimated_and_what_can_be_counted_is_counted(box: World) -> None:
+    box.execute(
+        "INSERT INTO mailpipe.outbox SELECT CASE WHEN i <= 5000 THEN 'low' ELSE 'normal' END,"
+        " now() + CASE WHEN i > 65000 THEN interval '1 hour' ELSE -i * interval '1 s' END, gen_random_uuid()"
+        " FROM generate_series(1, 90000) i"
+    )
+    with box.database.connection() as connection:
+        depths = {lane: depth.pending for lane, depth in outbox.depths(connection).items()}
+    assert (depths["low"], depths["high"]) == (5_000, 0)
+    assert abs(depths["normal"] / 60_000 - 1) < 0.05
+    assert depths["normal"] == outbox.two_digits(depths["normal"])
+    # Worked off, but not yet vacuumed: no statistics would know.
+    box.execute("DELETE FROM mailpipe.outbox WHERE lane = 'normal' AND due_at < now() - interval '6000 s'")
+    with box.database.connection() as connection:
+        assert outbox.depths(connection)["normal"].pending == 1_000
+
+
+@pytest.mark.parametrize(
+    ("number", "told"), [(0, 0), (7, 7), (42, 42), (149, 150), (1_234_567, 1_200_000), (9_960, 10_000)]
+)
+def test_two_digits_of_an_estimate(number: int, told: int) -> None:
+    assert outbox.two_digits(number) == told
+
+
 def test_what_is_shown_of_a_message_holds_no_address_and_no_variable(box: World) -> None:
     [one] = enqueue(box, spec(424242, reply_to="desk@mail.example.com"))
     shown = str(look(box, one.message_id).to_json())
