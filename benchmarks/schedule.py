@@ -2,8 +2,8 @@
 
 How long a look for due messages takes while millions wait, a tick of the sensors with 1,000 schedules and 100 campaigns, the API
 with 5 million people pending and then with millions of due messages too, and the due instants of a million people in every zone of
-the world. In full, a campaign is also sent by a real `mailpipe dev` with its daemon: seconds from the due time to the first recorded
-answer.
+the world. In full, a campaign is also sent by a real `mailpipe dev` with its daemon: seconds from the due time to the first
+recorded answer.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def _numbering(connection: Connection, rules: When | None, people: int) -> float
             made = timing.stage(connection, rules, "staged", default_zone="UTC", due_at=now, now=now)
             assert made is not None
             order, join = made.order, made.join
-        numbered = f"SELECT row_number() OVER (ORDER BY {order}place) AS seq, place, timezone FROM staged {join}"
+        numbered = (
+            f"SELECT row_number() OVER (ORDER BY {order}place) AS seq, place, timezone FROM staged AS person {join}"
+        )
         connection.execute(f"CREATE TABLE numbered AS {numbered}".encode())
         if made is not None:
             made.measure(connection, "numbered")

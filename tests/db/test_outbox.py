@@ -236,8 +236,9 @@ def test_a_flood_is_estimated_and_what_can_be_counted_is_counted(box: World) -> 
     assert depths["normal"] == outbox.two_digits(depths["normal"])
     # Worked off, but not yet vacuumed: no statistics would know.
     box.execute("DELETE FROM mailpipe.outbox WHERE lane = 'normal' AND due_at < now() - interval '6000 s'")
+    ((left,),) = box.execute("SELECT count(*) FROM mailpipe.outbox WHERE lane = 'normal' AND due_at < now()")
     with box.database.connection() as connection:
-        assert outbox.depths(connection)["normal"].pending == 1_000
+        assert outbox.depths(connection)["normal"].pending == left < 1_001
 
 
 @pytest.mark.parametrize(
