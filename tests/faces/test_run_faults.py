@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ import pytest
 import yaml
 
 from mailpipe import campaign, children, dev
+from mailpipe.schedule import recurring
+from mailpipe.schedule.spec import parse
 from tests.conftest import admin
 from tests.support import World, wait_for
 
@@ -313,8 +316,9 @@ def test_a_run_outlives_daemon_and_code_server_and_what_is_queued_meanwhile_is_l
     assert world.keep_promises(key) == {"sent": 2_000}
 
 
-def test_a_backfill_beside_a_run_of_the_sensor_launched_by_two_daemons_sends_once(stage: Stage) -> None:
-    """Dagster asks for one daemon. Here two look at the same sensor, the same queue and the same backfill."""
+def test_two_daemons_beside_each_other_send_once(stage: Stage) -> None:
+    """Dagster asks for one daemon. Here two look at the same sensors, the same queue and the same backfill, while a run of a sensor
+    sends beside a run of a backfill, and a schedule fires whose campaign nobody but the daemons makes, freezes and sends."""
     world = stage.world
     world.people(1_000)
     key = stage.ready(chunk_size=100, rate=20.0)
@@ -326,16 +330,44 @@ def test_a_backfill_beside_a_run_of_the_sensor_launched_by_two_daemons_sends_onc
         backfill = stage.backfill(key)
         # One that has just started looks at once.
         stage.start_daemon("second-daemon")
-        wait_for(lambda: len(stage.workers(key)) > 1, "the run of the backfill beside it", seconds=60)
-        assert world.progress(key).pending > 0
-        with world.database.connection() as connection:
-            campaign.change(connection, world.settings, world.ses, key, actor="ana", rate=5_000)
-        runs = {*stage.runs("dagster/backfill", backfill), *stage.runs("mailpipe/cause", "resume")}
-        assert len(runs) > 1
-        for run in runs:
-            stage.wait_for(run, "SUCCESS")
+        fired = fires_now(world)
+        with stage.sensor("recurring"), stage.sensor("due"):
+            wait_for(lambda: len(stage.workers(key)) > 1, "the run of the backfill beside it", seconds=60)
+            assert world.progress(key).pending > 0
+            with world.database.connection() as connection:
+                campaign.change(connection, world.settings, world.ses, key, actor="ana", rate=5_000)
+            runs = {*stage.runs("dagster/backfill", backfill), *stage.runs("mailpipe/cause", "resume")}
+            assert len(runs) > 1
+            for run in runs:
+                stage.wait_for(run, "SUCCESS")
+            wait_for(lambda: state(world, fired) == "done", f"the end of {fired}", seconds=90)
     stage.kill("second-daemon")
     assert world.keep_promises(key) == {"sent": 1_000}
+    assert world.keep_promises(fired) == {"sent": 1_000}
+    assert world.execute("SELECT state, count(*) FROM mailpipe.occurrence GROUP BY state") == [("made", 1)]
+
+
+def fires_now(world: World) -> str:
+    """A schedule of every hour that somebody has approved, and that fires in this minute; answers the key of its campaign."""
+    now = datetime.now(UTC)
+    sender = {"segment": "everybody", "template": "hello", "sender": "Shop <news@mail.example.com>"}
+    spec = parse(
+        {"key": "hourly", "cron": f"{now.minute} * * * *", "timezone": "UTC", "campaign": sender}, where="test"
+    )
+    with world.database.connection() as connection:
+        recurring.create(connection, world.settings, spec, author="ana")
+        recurring.approve(connection, world.settings, world.ses, "hourly", approver="ben")
+    # As if it had been made an hour ago.
+    world.execute(
+        "UPDATE mailpipe.schedule SET next_slot = next_slot - interval '1 hour',"
+        " next_run_at = next_run_at - interval '1 hour', wake_at = wake_at - interval '1 hour' WHERE key = 'hourly'"
+    )
+    return f"hourly-{now:%Y%m%d-%H%M}"
+
+
+def state(world: World, key: str) -> str | None:
+    rows = world.execute("SELECT state FROM mailpipe.campaign WHERE key = %(key)s", {"key": key})
+    return str(rows[0][0]) if rows else None
 
 
 def _below(process: int) -> list[int]:
