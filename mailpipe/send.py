@@ -28,6 +28,7 @@ from mailpipe.adapters.protocol import Adapter
 from mailpipe.db import Connection, Database
 from mailpipe.db.steps import Steps
 from mailpipe.errors import CampaignError, DatabaseUnavailable, ServiceError
+from mailpipe.experiment import decision
 from mailpipe.ledger import SliceCounts
 from mailpipe.links import Signer
 from mailpipe.schedule import launch, window
@@ -197,6 +198,7 @@ def _begin(
     if found.state == "approved":
         plan.check(connection, key, accept=accept_plan)
         found = campaign.start(connection, key, actor=actor, late=late, grace=config.misfire_grace)
+    decision.catch_up(connection, config, found)
     launch.begun(connection, found.campaign_id, slices, horizon)
     return found, adapter, guard
 

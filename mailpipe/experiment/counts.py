@@ -11,19 +11,25 @@ from datetime import datetime, timedelta
 
 from psycopg.rows import class_row
 
+from mailpipe import orders
 from mailpipe.campaign import Campaign
 from mailpipe.db import Connection, queries
+from mailpipe.errors import OrdersError
 from mailpipe.experiment.rule import Arm
 from mailpipe.experiment.spec import Experiment
 from mailpipe.feedback import machine
 from mailpipe.feedback.machine import Visit
+from mailpipe.settings import Settings
 
 QUERIES = queries.beside(__file__)
 
 
-def arms(connection: Connection, found: Campaign, *, at: datetime) -> list[Arm]:
+def arms(connection: Connection, settings: Settings, found: Campaign, *, at: datetime) -> list[Arm]:
     """The arms of an experiment in the order of its file, the control first. Where no delivery was told of anybody, those count as
     delivered whose mail was taken.
+
+    Raises:
+        OrdersError: it goes by orders, and there is no query of orders, or it cannot be used.
     """
     experiment = found.spec.experiment
     assert experiment is not None
@@ -32,7 +38,7 @@ def arms(connection: Connection, found: Campaign, *, at: datetime) -> list[Arm]:
     told = any(delivered for _, _, delivered in sizes.values())
     given = {"campaign_id": found.campaign_id, "at": at}
     complaints = {name: int(people) for name, people in connection.execute(QUERIES["complaints"], given)}
-    successes = _successes(connection, found, experiment, at)
+    successes = _successes(connection, settings, found, experiment, at)
     made = []
     for name in experiment.names:
         assigned, sent, delivered = sizes.get(name, (0, 0, 0))
@@ -41,9 +47,19 @@ def arms(connection: Connection, found: Campaign, *, at: datetime) -> list[Arm]:
     return made
 
 
-def _successes(connection: Connection, found: Campaign, experiment: Experiment, at: datetime) -> dict[str, int]:
+def _successes(
+    connection: Connection, settings: Settings, found: Campaign, experiment: Experiment, at: datetime
+) -> dict[str, int]:
     within = experiment.decide_after if experiment.by_hour else None
-    return {name: _clickers(connection, found.campaign_id, name, at, within) for name in experiment.names}
+    if experiment.metric == "clicks":
+        return {name: _clickers(connection, found.campaign_id, name, at, within) for name in experiment.names}
+    relation = orders.relation(connection, settings)
+    if relation is None:
+        raise OrdersError(
+            "MAILPIPE_ORDERS: not set, but the experiment goes by orders. Give a query with user_id and ordered_at"
+        )
+    given = {"campaign_id": found.campaign_id, "key": found.key, "at": at, "within": within}
+    return {name: int(people) for name, people in connection.execute(QUERIES.filled("buyers", orders=relation), given)}
 
 
 def _clickers(connection: Connection, campaign_id: int, variant: str, at: datetime, within: int | None) -> int:

@@ -23,3 +23,15 @@ LEFT JOIN LATERAL (
 WHERE c.campaign_id = :campaign_id AND 'test' = ANY(c.labels) AND c.variant = :variant
   AND v.kind IN ('open', 'click') AND v.at <= :at
 ORDER BY v.seq, v.at;
+
+-- name: buyers
+-- By the arm that a person was given to, whichever link they came by. An order before the mail is none of its.
+SELECT c.variant, count(DISTINCT r.seq)
+FROM ({{orders}}) AS o
+JOIN mailpipe.recipient r ON r.campaign_id = :campaign_id AND hashtextextended(r.user_id, 0) = hashtextextended(o.user_id, 0)
+ AND r.user_id = o.user_id
+JOIN mailpipe.chunk c ON c.campaign_id = r.campaign_id AND r.seq BETWEEN c.first_seq AND c.first_seq + c.size - 1
+JOIN LATERAL (SELECT min(k.at) AS at FROM mailpipe.call k WHERE k.campaign_id = c.campaign_id AND k.chunk_no = c.chunk_no) AS mailed ON true
+WHERE 'test' = ANY(c.labels) AND coalesce(o.campaign, :key) = :key AND o.ordered_at >= mailed.at AND o.ordered_at <= :at
+  AND (CAST(:within AS double precision) IS NULL OR o.ordered_at <= mailed.at + make_interval(secs => :within))
+GROUP BY c.variant;

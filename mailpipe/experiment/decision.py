@@ -15,10 +15,11 @@ from psycopg.types.json import Jsonb
 from mailpipe import campaign, hold
 from mailpipe.campaign import Campaign
 from mailpipe.db import Connection, queries
-from mailpipe.errors import CampaignError
+from mailpipe.errors import CampaignError, OrdersError
 from mailpipe.experiment import assign, counts, rule
 from mailpipe.experiment.rule import Arm, Outcome, Verdict
 from mailpipe.feedback import machine
+from mailpipe.settings import Settings
 
 QUERIES = queries.beside(__file__)
 
@@ -64,6 +65,12 @@ class Waiting:
     now: datetime
 
 
+def catch_up(connection: Connection, settings: Settings, found: Campaign) -> None:
+    """Decide a campaign that is about to be sent, if its time has come and nobody was there to do it."""
+    if found.spec.experiment is not None:
+        tick(connection, settings, found.campaign_id)
+
+
 def get(connection: Connection, campaign_id: int) -> Decision | None:
     """The decision of a campaign, or when it will be made; None: its test is not out yet."""
     with connection.cursor(row_factory=class_row(Decision)) as cursor:
@@ -80,11 +87,11 @@ class Ticked:
     failed: tuple[str, ...] = ()
 
 
-def tick(connection: Connection) -> Ticked:
-    """Decide what is due. Doing it twice, or late, changes no decision: clicks count up to the fixed time. `connection` is in
-    autocommit mode."""
+def tick(connection: Connection, settings: Settings, campaign_id: int | None = None) -> Ticked:
+    """Decide what is due, of one campaign or of all. Doing it twice, or late, changes no decision: clicks count up to the
+    fixed time. `connection` is in autocommit mode."""
     with connection.cursor(row_factory=class_row(Waiting)) as cursor:
-        waiting = cursor.execute(QUERIES["waiting"]).fetchall()
+        waiting = cursor.execute(QUERIES["waiting"], {"campaign_id": campaign_id}).fetchall()
     decided, failed, coming = [], [], []
     for one in waiting:
         if not one.complete:
@@ -95,23 +102,24 @@ def tick(connection: Connection) -> Ticked:
             coming.append((one.key, decide_at))
             continue
         try:
-            decide(connection, one.key)
+            decide(connection, settings, one.key)
             decided.append(one.key)
-        except CampaignError as error:
+        except (CampaignError, OrdersError) as error:
             failed.append(f"{one.key}: {error}")
     return Ticked(tuple(decided), min(coming, key=lambda item: item[1], default=None), tuple(failed))
 
 
 def decide(
     connection: Connection,
+    settings: Settings,
     key: str,
     *,
     actor: str = MACHINE,
     winner: str | None = None,
     reason: str | None = None,
 ) -> Decision:
-    """Decide a campaign's experiment, and let its rest be mailed: with the winner of the rule at the fixed time, or, as a person's
-    order, at once; with `winner`, whatever the numbers say. One that was decided stays as it is.
+    """Decide a campaign's experiment, and let its rest be mailed: by the rule once its time has come, or for `winner`, as a
+    person's order, at any time and whatever the numbers say. One that was decided stays as it is.
 
     Raises: CampaignError: there is no experiment, its audience is not frozen, the campaign is over, the winner is none of
     its variants, or it was decided otherwise before."""
@@ -121,11 +129,12 @@ def decide(
         _check(found, known, actor, winner)
         if known is not None and known.decided_at is not None:
             return known
-        at = known.decide_at if known is not None and known.decide_at <= found.now else found.now
-        arms = counts.arms(connection, found, at=at)
-        verdict = rule.decide(arms)
+        at = known.decide_at if winner is None and known is not None else found.now
+        arms = _counted(connection, settings, found, at, must=winner is None)
+        verdict = rule.decide(arms) if arms else None
         outcome: Outcome = "manual"
         if winner is None:
+            assert verdict is not None
             outcome, winner, said = verdict.outcome, verdict.winner, verdict.reason
             reason = said if reason is None else f"{said}; {reason}"
         released = _release(connection, found, winner, found.now)
@@ -168,6 +177,12 @@ def _check(found: Campaign, known: Decision | None, actor: str, winner: str | No
         raise CampaignError(
             f"campaign {found.key!r} is {found.state}; an experiment is decided while its campaign is sending or paused"
         )
+    if winner is None and (known is None or known.decide_at > found.now):
+        when = f"at {known.decide_at:%Y-%m-%d %H:%M:%S %Z}" if known else "once all mails of its test have left"
+        raise CampaignError(
+            f"campaign {found.key!r}: its experiment is decided {when}, and not sooner: whoever looks often sees winners that"
+            " are none. A person can choose a variant at any time (--winner)"
+        )
 
 
 def _fix(connection: Connection, found: Campaign, last_mail: datetime) -> datetime:
@@ -180,8 +195,17 @@ def _fix(connection: Connection, found: Campaign, last_mail: datetime) -> dateti
     return known.decide_at
 
 
-def _numbers(arms: list[Arm], verdict: Verdict) -> dict[str, Any]:
-    return {"arms": [asdict(arm) for arm in arms], "verdict": verdict.to_json()}
+def _counted(connection: Connection, settings: Settings, found: Campaign, at: datetime, *, must: bool) -> list[Arm]:
+    try:
+        return counts.arms(connection, settings, found, at=at)
+    except OrdersError:
+        if must:
+            raise
+        return []
+
+
+def _numbers(arms: list[Arm], verdict: Verdict | None) -> dict[str, Any]:
+    return {"arms": [asdict(arm) for arm in arms], "verdict": verdict.to_json() if verdict else None}
 
 
 def _release(connection: Connection, found: Campaign, winner: str, now: datetime) -> int:

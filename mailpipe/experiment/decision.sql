@@ -14,7 +14,7 @@ CROSS JOIN LATERAL (
            max((SELECT max(k.at) FROM mailpipe.call k WHERE k.campaign_id = c.campaign_id AND k.chunk_no = c.chunk_no)) AS last_mail
     FROM mailpipe.chunk c WHERE c.campaign_id = g.campaign_id AND 'test' = ANY(c.labels)
 ) t
-WHERE g.state IN ('sending', 'paused') AND jsonb_typeof(g.spec -> 'experiment') = 'object' AND e.decided_at IS NULL
+WHERE g.campaign_id = coalesce(CAST(:campaign_id AS integer), g.campaign_id) AND g.state IN ('sending', 'paused') AND jsonb_typeof(g.spec -> 'experiment') = 'object' AND e.decided_at IS NULL
   AND EXISTS (SELECT FROM mailpipe.snapshot s WHERE s.campaign_id = g.campaign_id)
 ORDER BY g.campaign_id;
 

@@ -64,7 +64,10 @@ class Experiment(pydantic.BaseModel):
             ge=60, le=14 * 86_400, description="From the last mail of the test to the decision, as 2h or in seconds"
         ),
     ] = DECIDE_AFTER
-    metric: Annotated[Literal["clicks"], pydantic.Field(description="What counts: people who clicked")] = "clicks"
+    metric: Annotated[
+        Literal["clicks", "orders"],
+        pydantic.Field(description="What counts: people who clicked, or who ordered (MAILPIPE_ORDERS)"),
+    ] = "clicks"
     series: Annotated[
         Annotated[str, pydantic.Field(pattern=r"^[a-z0-9_-]{1,63}$")] | None,
         pydantic.Field(description="In all campaigns of a series a person stays in one arm; empty: a new shuffle"),

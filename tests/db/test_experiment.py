@@ -11,9 +11,9 @@ import pytest
 
 from mailpipe import campaign, hold, invariant
 from mailpipe.errors import CampaignError, SnapshotError, TemplateError
-from mailpipe.experiment import buckets, decision
+from mailpipe.experiment import buckets, counts, decision
 from mailpipe.send import End
-from tests.db.test_feedback import COMPLAINT, take, told
+from tests.db.test_feedback import COMPLAINT, DELIVERY, take, told
 from tests.ses_events import shape
 from tests.support import World
 
@@ -65,7 +65,7 @@ def clicks(scene: World, key: str, variant: str, number: int, *, after: float = 
 
 def tick(scene: World) -> decision.Ticked:
     with scene.database.connection() as connection:
-        return decision.tick(connection)
+        return decision.tick(connection, scene.settings)
 
 
 def decided(scene: World, key: str) -> decision.Decision:
@@ -191,9 +191,9 @@ def test_a_decision_is_never_changed(scene: World) -> None:
     clicks(scene, key, "question", 300, after=20)
     assert key not in tick(scene).decided
     with scene.database.connection() as connection:
-        assert decision.decide(connection, key) == first
+        assert decision.decide(connection, scene.settings, key) == first
         with pytest.raises(CampaignError, match="never changed"):
-            decision.decide(connection, key, actor="ana", winner="question")
+            decision.decide(connection, scene.settings, key, actor="ana", winner="question")
     assert decided(scene, key) == first
 
 
@@ -212,6 +212,63 @@ def test_complaints_keep_a_variant_from_winning(scene: World) -> None:
     found = decided(scene, key)
     assert (found.outcome, found.winner) == ("inconclusive", "plain")
     assert "complaint" in (found.reason or "")
+
+
+def test_orders_decide_where_the_file_says_so(scene: World) -> None:
+    scene.execute(
+        "CREATE TABLE shop_order (customer bigint, at timestamptz, utm_campaign text);"
+        # Somebody who bought before the mail, and somebody who came from another campaign, bought nothing by it.
+        " INSERT INTO shop_order SELECT i, now() - interval '1 day', NULL FROM generate_series(1, 1200) i"
+        " UNION ALL SELECT i, now() - interval '29 minutes', 'other' FROM generate_series(1, 1200) i"
+    )
+    config = scene.with_settings(
+        orders="SELECT customer AS user_id, at AS ordered_at, utm_campaign AS campaign FROM shop_order"
+    )
+    key = after_the_test(scene, experiment=experiment(metric="orders"))
+    for name, number in (("plain", 30), ("question", 70)):
+        scene.execute(
+            "INSERT INTO shop_order SELECT CAST(x.id AS bigint), now() - interval '29 minutes', %(key)s"
+            " FROM unnest(CAST(%(ids)s AS text[])) AS x(id), generate_series(1, 2)",
+            {"key": key, "ids": arms(scene, key)[name][:number]},
+        )
+    with scene.database.connection() as connection:
+        # Without the query nobody can say who won; a person still can.
+        (failed,) = [one for one in decision.tick(connection, scene.settings).failed if one.startswith(key)]
+        assert "MAILPIPE_ORDERS" in failed
+        assert key in decision.tick(connection, config).decided
+    found = decided(scene, key)
+    assert (found.winner, [arm.successes for arm in found.arms]) == ("question", [30, 70])
+    scene.execute("DROP TABLE shop_order")
+
+
+def test_where_hours_differ_only_what_follows_the_own_mail_counts(scene: World) -> None:
+    """The early arm has no head start: a click an hour after its mail is as late as one of the other arm would be."""
+    scene.people(1_200)
+    hours: list[dict[str, Any]] = [{"name": "plain", "share": 0.45}, {"name": "late", "hour": 23, "share": 0.45}]
+    yesterday = (datetime.now(UTC) - timedelta(days=1)).replace(hour=10, minute=0, second=0, microsecond=0, tzinfo=None)
+    key = scene.ready(send_at=yesterday.isoformat(), timezone="UTC", experiment=experiment(hours))
+    scene.execute(
+        "UPDATE mailpipe.chunk SET due_at = now() WHERE campaign_id = %(id)s", {"id": scene.campaign(key).campaign_id}
+    )
+    scene.send(key, late=True)
+    scene.execute(
+        "UPDATE mailpipe.call SET at = at - %(ago)s WHERE campaign_id = %(id)s",
+        {"id": scene.campaign(key).campaign_id, "ago": AGO},
+    )
+    delivered = (datetime.now(UTC) - 2 * AGO).isoformat(timespec="milliseconds")
+    seqs = [
+        seq
+        for (seq,) in scene.execute(
+            "SELECT seq FROM mailpipe.delivery d JOIN mailpipe.campaign g USING (campaign_id)"
+            " WHERE key = %(key)s AND d.variant = 'plain' ORDER BY seq LIMIT 60",
+            {"key": key},
+        )
+    ]
+    take(scene, *(told(DELIVERY, key, seq, at=delivered) for seq in seqs))
+    clicks(scene, key, "plain", 60)
+    with scene.database.connection() as connection:
+        now = scene.campaign(key)
+        assert [arm.successes for arm in counts.arms(connection, scene.settings, now, at=now.now)] == [0, 0]
 
 
 def test_nothing_is_decided_before_its_time_and_the_time_is_fixed_once(scene: World) -> None:
@@ -236,9 +293,13 @@ def test_a_person_decides_sooner_and_against_the_numbers(scene: World) -> None:
     key = scene.ready(experiment=experiment())
     scene.send(key)
     with scene.database.connection() as connection:
+        with pytest.raises(CampaignError, match="and not sooner"):
+            decision.decide(connection, scene.settings, key, actor="ana")
         with pytest.raises(CampaignError, match="it has: plain, question"):
-            decision.decide(connection, key, actor="ana", winner="other")
-        found = decision.decide(connection, key, actor="ana", winner="question", reason="the other has a wrong price")
+            decision.decide(connection, scene.settings, key, actor="ana", winner="other")
+        found = decision.decide(
+            connection, scene.settings, key, actor="ana", winner="question", reason="the other has a wrong price"
+        )
         history = campaign.history(connection, found.campaign_id)
     assert (found.outcome, found.winner, found.actor, found.reason) == (
         "manual",
@@ -260,9 +321,9 @@ def test_a_paused_campaign_is_decided_and_sends_nothing_and_a_cancelled_one_is_n
     other = after_the_test(scene, 0)
     with scene.database.connection() as connection:
         campaign.cancel(connection, other, actor="ana", reason="sold out")
-        assert other not in decision.tick(connection).decided
+        assert other not in decision.tick(connection, scene.settings).decided
         with pytest.raises(CampaignError, match="is cancelled"):
-            decision.decide(connection, other, actor="ana", winner="plain")
+            decision.decide(connection, scene.settings, other, actor="ana", winner="plain")
 
 
 def test_of_several_who_decide_at_once_one_does(scene: World) -> None:
@@ -275,7 +336,7 @@ def test_of_several_who_decide_at_once_one_does(scene: World) -> None:
         with scene.database.connection() as connection:
             barrier.wait()
             try:
-                found.append(decision.decide(connection, key, actor=winner, winner=winner))
+                found.append(decision.decide(connection, scene.settings, key, actor=winner, winner=winner))
             except CampaignError as error:
                 refused.append(str(error))
 
@@ -297,7 +358,8 @@ def test_who_dies_while_deciding_has_decided_nothing(scene: World) -> None:
     key = after_the_test(scene, 400)
 
     with scene.database.connection() as connection, connection.transaction(force_rollback=True):
-        assert decision.decide(connection, key).released == 40
+        assert key in decision.tick(connection, scene.settings).decided
+        assert decision.decide(connection, scene.settings, key).released == 40
     assert not scene.execute("SELECT FROM mailpipe.experiment WHERE decided_at IS NOT NULL")
     with scene.database.connection() as connection:
         assert hold.waiting(connection, scene.campaign(key).campaign_id) == {"experiment": 40}
@@ -350,7 +412,7 @@ def test_an_hour_is_tried_and_the_rest_gets_the_hour_that_wins(scene: World) -> 
     ]
     with scene.database.connection() as connection:
         campaign.start(connection, key, actor="ana")
-        decision.decide(connection, key, actor="ana", winner="evening")
+        decision.decide(connection, scene.settings, key, actor="ana", winner="evening")
     assert windows(scene, key)[-1][1:] == ("evening", None, MORNING + day + timedelta(hours=8))
 
 
@@ -364,7 +426,7 @@ def test_a_decision_that_comes_late_mails_nobody_at_another_time_of_their_day(sc
     (before,) = {due for _, _, held, due in windows(scene, key) if held}
     with scene.database.connection() as connection:
         campaign.start(connection, key, actor="ana")
-        decision.decide(connection, key, actor="ana", winner="plain")
+        decision.decide(connection, scene.settings, key, actor="ana", winner="plain")
     now = datetime.now(UTC)
     after = max(due for _, _, _, due in windows(scene, key))
     assert now <= after <= now + timedelta(days=1)

@@ -45,6 +45,7 @@ FRAGMENTS = {
     "group": "rank",
     "columns": "person.locale AS arm",
     "names": "arm",
+    "orders": "SELECT 'a' AS user_id, now() AS ordered_at, 'b' AS campaign, 'c' AS variant",
     "position": "CAST(length(CAST(:salt AS text) || person.user_id) AS bigint)",
     "family": "'other'",
 }
