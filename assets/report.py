@@ -9,10 +9,13 @@ from assets.deliveries import deliveries
 from assets.failure import explained
 from assets.metadata import table
 from assets.partitions import CAMPAIGNS, OWNERS
-from assets.resources import DatabaseResource
+from assets.resources import DatabaseResource, load_settings
 from assets.snapshot import GROUP
-from mailpipe import breaker, campaign, invariant, report
+from mailpipe import breaker, campaign, invariant, report, snapshot
 from mailpipe.db import Connection
+from mailpipe.experiment import counts, look
+from mailpipe.experiment.look import Look
+from mailpipe.experiment.rule import RATIO_ALARM, sample_ratio
 from mailpipe.feedback import summary
 
 
@@ -34,6 +37,7 @@ def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResourc
         complaints = summary.complaints(connection, context.partition_key)
         gmail = breaker.gmail_share(connection, found.campaign_id)
         spam = breaker.postmaster(connection, found.spec.sender_domain)
+        experiment = look.look(connection, load_settings(), found.key) if found.spec.experiment else None
     context.log.info(f"campaign {now.campaign} is {now.state}: {now.sent} of {now.total} sent")
     metadata: dict[str, Any] = {
         "state": now.state,
@@ -65,7 +69,48 @@ def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResourc
         metadata["measured_rate"] = round(rate, 1)
     if now.eta_minutes is not None:
         metadata["eta_minutes"] = now.eta_minutes
+    if experiment is not None:
+        metadata |= of_experiment(experiment)
     return dg.MaterializeResult(metadata=metadata)
+
+
+def of_experiment(found: Look) -> dict[str, Any]:
+    """An experiment as metadata: a table of its arms, and the numbers that Dagster plots."""
+    rows = [
+        {
+            "variant": one.variant,
+            "people": one.assigned,
+            "delivered": one.delivered,
+            found.metric: one.successes,
+            "rate": one.rate,
+            "best": one.chance,
+            "complaints": one.complaints,
+        }
+        for one in found.arms
+    ]
+    columns: dict[str, type] = {"variant": str, "people": int, "delivered": int, found.metric: int}
+    made: dict[str, Any] = {
+        "experiment": table(rows, {**columns, "rate": float, "best": float, "complaints": int}),
+        "experiment_sample_ratio_p": found.ratio_p,
+        "experiment_waiting": found.waiting,
+    }
+    for one in found.arms:
+        made |= {f"rate_{one.variant}": one.rate, f"chance_{one.variant}": one.chance}
+    if found.decision is not None:
+        made |= {
+            "experiment_winner": found.decision.winner,
+            "experiment_outcome": found.decision.outcome,
+            "experiment_reason": found.decision.reason,
+        }
+    return made
+
+
+def _lost_unequally(connection: Connection, key: str) -> int:
+    found = campaign.get(connection, key)
+    if found.spec.experiment is None or snapshot.get(connection, found.campaign_id) is None:
+        return 0
+    arms = counts.reached(connection, found)
+    return sum(arm.assigned for arm in arms) if sample_ratio(arms) < RATIO_ALARM else 0
 
 
 def _unknown(connection: Connection, key: str) -> int:
@@ -113,6 +158,13 @@ CHECKS = [
     ),
     checks.build_rate(
         "campaign_report", "delay_rate", "delays", "Mails that SES could not deliver at once, of those sent."
+    ),
+    checks.build(
+        "campaign_report",
+        "arms_are_comparable",
+        _lost_unequally,
+        "The arms of an experiment reached the same part of their people (chi-square, p of at least 0.001); otherwise something"
+        " treats them differently, and their rates say nothing.",
     ),
     checks.build(
         "campaign_report",

@@ -11,8 +11,12 @@ from assets.partitions import CAMPAIGNS, OWNERS
 from assets.resources import DatabaseResource, load_settings
 from mailpipe import campaign, invariant, ledger
 from mailpipe import snapshot as snapshots
+from mailpipe.errors import TemplateError
+from mailpipe.experiment import letters as writing
 
 GROUP = "campaigns"
+OPENING = 160
+"""Characters of a mail that are shown beside its subject."""
 
 
 # Its op has a name of its own: the job is called as the asset is.
@@ -38,6 +42,7 @@ def snapshot(context: dg.AssetExecutionContext, database: DatabaseResource) -> d
         counts = ledger.counts(connection, taken.campaign_id)
         found = campaign.get(connection, context.partition_key)
     context.log.info(f"campaign {found.key}: {taken.recipients} recipients of {taken.returned} rows")
+    variants = letters(found)
     excluded = [{"reason": reason, "people": people} for reason, people in sorted(taken.excluded.items())]
     return dg.MaterializeResult(
         metadata={
@@ -55,8 +60,26 @@ def snapshot(context: dg.AssetExecutionContext, database: DatabaseResource) -> d
             "timing": taken.timing,
             "template": found.template_version or found.spec.template,
             "state": found.state,
+            **({"variants": table(variants, {"variant": str, "subject": str, "opening": str})} if variants else {}),
         }
     )
+
+
+def letters(found: campaign.Campaign) -> list[dict[str, str]]:
+    """The mail of every variant of an experiment as its people will see it, with sample values: subject and first words."""
+    spec = found.spec
+    if spec.experiment is None:
+        return []
+    try:
+        made = writing.of(load_settings().templates, spec.experiment, campaign=spec.key, base=spec.template)
+    except TemplateError:
+        # The audience is frozen: whoever broke a folder meanwhile is told by the approval, or has changed nothing any more.
+        return []
+    mails = {name: letter.sample() for name, letter in made.items()}
+    return [
+        {"variant": name, "subject": mail.subject, "opening": " ".join(mail.text.split())[:OPENING]}
+        for name, mail in mails.items()
+    ]
 
 
 CHECKS = [

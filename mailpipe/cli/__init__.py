@@ -18,6 +18,7 @@ COMMANDS = {
     "dev": "dev",
     "engagement": "engagement",
     "events": "events",
+    "experiment": "experiment",
     "lanes": "lanes",
     "message": "message",
     "pace": "pace",

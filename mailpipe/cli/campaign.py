@@ -9,12 +9,13 @@ import click
 import psycopg
 
 from mailpipe import campaign, kill_switch, plan, report, send, snapshot, stand_in
-from mailpipe.cli import campaign_feedback, campaign_look, campaign_send, campaign_unknown, session
+from mailpipe.cli import campaign_experiment, campaign_feedback, campaign_look, campaign_send, campaign_unknown, session
 from mailpipe.cli.campaign_look import described
 from mailpipe.cli.failure import Mistake
 from mailpipe.cli.output import dump, facts, minutes, show
 from mailpipe.cli.session import as_option, json_option, person_option
 from mailpipe.errors import ServiceError, SettingsError
+from mailpipe.experiment import look
 from mailpipe.schedule import timing
 from mailpipe.settings import Settings
 
@@ -35,6 +36,8 @@ for _other in (campaign_look.list_, campaign_look.show_, campaign_look.progress,
     command.add_command(_other)
 for _other in (campaign_feedback.feedback, campaign_feedback.narrow, campaign_feedback.postmaster):
     command.add_command(_other)
+command.add_command(campaign_experiment.experiment)
+command.add_command(campaign_experiment.decide)
 command.add_command(campaign_look.export)
 command.add_command(campaign_send.start)
 command.add_command(campaign_unknown.command)
@@ -102,7 +105,10 @@ def plan_(name: str, accept: bool, as_json: bool) -> None:
         dump({**made.to_json(), "excluded": taken.excluded, "timing": taken.timing})
     else:
         _show_plan(made)
-        for line in timing.told(spec, taken.timing, taken.excluded):
+        for line in (
+            *timing.told(spec, taken.timing, taken.excluded),
+            *look.planned(spec, taken.timing, taken.excluded),
+        ):
             click.echo(line)
     if made.problems and not accept:
         raise Mistake("\n".join(made.problems))

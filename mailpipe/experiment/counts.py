@@ -7,6 +7,7 @@ head start.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from psycopg.rows import class_row
@@ -33,17 +34,27 @@ def arms(connection: Connection, settings: Settings, found: Campaign, *, at: dat
     """
     experiment = found.spec.experiment
     assert experiment is not None
+    successes = _successes(connection, settings, found, experiment, at)
+    given = {"campaign_id": found.campaign_id, "at": at}
+    complaints = {name: int(people) for name, people in connection.execute(QUERIES["complaints"], given)}
+    return [
+        replace(
+            arm, successes=min(successes.get(arm.variant, 0), arm.delivered), complaints=complaints.get(arm.variant, 0)
+        )
+        for arm in reached(connection, found)
+    ]
+
+
+def reached(connection: Connection, found: Campaign) -> list[Arm]:
+    """The arms with the numbers of their people and of those who got the mail, and nothing else."""
+    assert found.spec.experiment is not None
     rows = connection.execute(QUERIES["arms"], {"campaign_id": found.campaign_id}).fetchall()
     sizes = {variant: (int(assigned), int(sent), int(delivered)) for variant, assigned, sent, delivered in rows}
     told = any(delivered for _, _, delivered in sizes.values())
-    given = {"campaign_id": found.campaign_id, "at": at}
-    complaints = {name: int(people) for name, people in connection.execute(QUERIES["complaints"], given)}
-    successes = _successes(connection, settings, found, experiment, at)
     made = []
-    for name in experiment.names:
+    for name in found.spec.experiment.names:
         assigned, sent, delivered = sizes.get(name, (0, 0, 0))
-        reached = delivered if told else sent
-        made.append(Arm(name, assigned, reached, min(successes.get(name, 0), reached), complaints.get(name, 0)))
+        made.append(Arm(name, assigned, delivered if told else sent, 0))
     return made
 
 

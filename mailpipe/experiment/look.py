@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from math import sqrt
 from typing import Any
 
@@ -113,7 +113,7 @@ def planned(spec: Spec, timing: Mapping[str, Any], excluded: Mapping[str, int]) 
     arms: dict[str, int] = kept["arms"]
     lines.append("experiment: " + ", ".join(f"{name} {number:,}" for name, number in arms.items()) + " people")
     if kept["rest"]:
-        after = timedelta(seconds=spec.experiment.decide_after)
+        after = _long(spec.experiment.decide_after)
         days = f", at their own time {kept['days']} days later" if kept["days"] else ""
         lines.append(
             f"{kept['rest']:,} people wait; decided {after} after the last mail of the test, if all goes as planned at"
@@ -147,3 +147,7 @@ def _shown(arm: Arm, control: Arm, chance: float) -> Shown:
 
 def _minute(at: str) -> str:
     return f"{datetime.fromisoformat(at):%Y-%m-%d %H:%M} UTC"
+
+
+def _long(seconds: int) -> str:
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:g} min"

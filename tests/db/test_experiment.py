@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from mailpipe import campaign, hold, invariant
+from mailpipe.cli import main
 from mailpipe.errors import CampaignError, SnapshotError, TemplateError
 from mailpipe.experiment import buckets, counts, decision
 from mailpipe.send import End
@@ -468,6 +474,57 @@ def test_a_variant_that_makes_no_mail_is_refused_when_the_campaign_is_created(
 ) -> None:
     with pytest.raises(TemplateError, match=told_):
         scene.create(experiment=experiment([{"name": "a"}, {"name": "b", **variant}]))
+
+
+@pytest.fixture
+def run(scene: World, tmp_path: Path) -> Callable[..., Result]:
+    environ = {"MAILPIPE_DATABASE_URL": scene.database.url.render_as_string(hide_password=False), "MAILPIPE_USER": "ana",
+               "MAILPIPE_SES_ENDPOINT": scene.stand_in.url, "MAILPIPE_VAR": str(tmp_path), "PATH": os.environ["PATH"],
+               "MAILPIPE_HOME": str(scene.settings.home), "MAILPIPE_ALLOW_UNSAFE_DURABILITY": "1"}  # fmt: skip
+    return lambda *arguments, **more: CliRunner().invoke(main, arguments, env=environ, **more)
+
+
+def test_the_command_line_plans_shows_and_decides(scene: World, run: Callable[..., Result]) -> None:
+    scene.people(1_200)
+    key = scene.ready(experiment=experiment(decide_after="1h"), holdout=0.05)
+    planned = run("campaign", "plan", key).output
+    assert "60 people are held out" in planned
+    assert "experiment: plain 513, question 513 people" in planned
+    assert "114 people wait; decided 1 h after the last mail of the test" in planned
+    assert (
+        "your arms of 513 can see a lift of +164% or more at a rate of 2.0% (clicks); to see +10 % it takes 80,682"
+        in planned
+    )
+    scene.send(key)
+    shown = run("campaign", "experiment", key)
+    assert shown.exit_code == 0 and "planned to be decided at" in shown.output and "held out" in shown.output
+    early = run("campaign", "decide", key)
+    assert early.exit_code == 2 and "and not sooner" in early.output
+    assert "say why" in run("campaign", "decide", key, "--winner", "question").output
+    done = run("campaign", "decide", key, "--winner", "question", "--reason", "the price in plain is wrong", "--json")
+    assert json.loads(done.output)["winner"] == "question"
+    after = json.loads(run("campaign", "experiment", key, "--json").output)
+    assert (after["decision"]["reason"], after["waiting"], after["held_out"]) == ("the price in plain is wrong", 0, 60)
+    assert [arm["delivered"] for arm in after["arms"]] == [513, 513]
+    assert "the price in plain is wrong" in run("campaign", "experiment", key).output
+    assert "no experiment" in run("campaign", "experiment", scene.ready()).output
+
+
+def test_the_command_line_says_how_many_people_it_takes_and_shows_every_mail(
+    scene: World, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    assert "80,682 people an arm" in run("experiment", "size", "--rate", "0.02", "--lift", "0.1").output
+    lift = json.loads(run("experiment", "size", "--rate", "0.02", "--people", "10000", "--json").output)["lift"]
+    assert lift == pytest.approx(0.297, abs=0.001)
+    assert "--rate" in run("experiment", "size", "--rate", "2", "--lift", "0.1").output
+    file = tmp_path / "test.yaml"
+    file.write_text(
+        "key: subject-test\nsegment: everybody\ntemplate: hello\nsender: Shop <news@mail.example.com>\n"
+        "experiment:\n  variants:\n    - {name: plain}\n    - {name: question, subject: 'Well, {{first_name}}?'}\n"
+    )
+    shown = run("experiment", "preview", str(file))
+    assert "Hello Ana" in shown.output and "Well, Ana?" in shown.output
+    assert "it has: plain, question" in run("experiment", "preview", str(file), "--variant", "x").output
 
 
 def test_nobody_is_mailed_twice_by_an_experiment(scene: World) -> None:

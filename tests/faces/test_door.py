@@ -118,11 +118,12 @@ def test_everything_has_its_description_and_its_owner() -> None:
 
 
 def test_nothing_launches_itself_that_sends() -> None:
-    """Three sensors run by themselves; the one that launches a job launches `reconcile`."""
+    """Four sensors run by themselves; the one that launches a job launches `reconcile`."""
     sensors = {sensor.name: sensor for sensor in definitions.defs.get_repository_def().sensor_defs}
     assert {name for name, sensor in sensors.items() if sensor.default_status is dg.DefaultSensorStatus.RUNNING} == {
         "breaker",
         "campaigns",
+        "experiments",
         "reconcile",
     }
     assert {target.job_name for sensor in sensors.values() for target in sensor.targets} == {
