@@ -132,6 +132,8 @@ class Kept:
 
     For statements that are repeated and whose plan does not depend on the values: the server plans each once. Left to itself it
     takes a range of fifty for one of thousands, and plans the opening of a call anew each time (0.5 ms, as much as it then works).
+    And what such a statement wants first comes first in an index: to lease a chunk, the server else read and sorted all that are
+    left (0.8 ms instead of 0.1).
     """
 
     def __init__(self, database: Database) -> None:
@@ -144,7 +146,7 @@ class Kept:
         """The connection, in autocommit mode; given back when an error passes. Raises what `Database.connection` does."""
         if self._connection is None:
             self._connection = self._stack.enter_context(self._database.connection())
-            self._connection.execute("SET plan_cache_mode = force_generic_plan")
+            self._connection.execute("SET plan_cache_mode = force_generic_plan; SET enable_sort = off")
         try:
             yield self._connection
         except BaseException as error:
@@ -156,7 +158,7 @@ class Kept:
         """Leave the connection to others for a while."""
         if self._connection is not None:
             with suppress(psycopg.OperationalError, DatabaseUnavailable), self.use() as connection:
-                connection.execute("RESET plan_cache_mode")
+                connection.execute("RESET plan_cache_mode; RESET enable_sort")
         self._connection = None
         self._stack.close()
 
