@@ -17,6 +17,8 @@ from mailpipe.experiment import counts, look
 from mailpipe.experiment.look import Look
 from mailpipe.experiment.rule import RATIO_ALARM, sample_ratio
 from mailpipe.feedback import summary
+from mailpipe.waves import standing
+from mailpipe.waves import table as waves
 
 
 @dg.asset(
@@ -38,6 +40,7 @@ def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResourc
         gmail = breaker.gmail_share(connection, found.campaign_id)
         spam = breaker.postmaster(connection, found.spec.sender_domain)
         experiment = look.look(connection, load_settings(), found.key) if found.spec.experiment else None
+        parts = standing.standings(connection, found.campaign_id) if found.spec.in_waves else []
     context.log.info(f"campaign {now.campaign} is {now.state}: {now.sent} of {now.total} sent")
     metadata: dict[str, Any] = {
         "state": now.state,
@@ -58,6 +61,11 @@ def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResourc
             [{name: one.value, "sent": one.sent, "complaints": one.complaints} for one in groups],
             {name: str, "sent": int, "complaints": int},
         )
+    if parts:
+        rows = waves.going(parts, found.spec.days_of)
+        metadata["waves"] = table(rows, {**dict.fromkeys(rows[0], str), "people": int, "sent": int, "left": int})
+        metadata["waves_gone"] = sum(not one.held for one in parts)
+        metadata["waves_to_come"] = sum(one.held for one in parts)
     if now.delivery_p95_seconds is not None:
         metadata["delivery_p95_seconds"] = now.delivery_p95_seconds
     if gmail is not None:

@@ -1,5 +1,6 @@
 """The frozen audience of a campaign, one partition each. It runs the segment itself; the segments' assets are its lineage."""
 
+from datetime import datetime
 from typing import Any
 
 import dagster as dg
@@ -13,10 +14,12 @@ from mailpipe import campaign, invariant, ledger
 from mailpipe import snapshot as snapshots
 from mailpipe.errors import TemplateError
 from mailpipe.experiment import letters as writing
+from mailpipe.waves import table as plans
 
 GROUP = "campaigns"
 OPENING = 160
 """Characters of a mail that are shown beside its subject."""
+_COLUMNS: dict[str, type] = {"people": int, "so_far": int}
 
 
 # Its op has a name of its own: the job is called as the asset is.
@@ -43,6 +46,17 @@ def snapshot(context: dg.AssetExecutionContext, database: DatabaseResource) -> d
         found = campaign.get(connection, context.partition_key)
     context.log.info(f"campaign {found.key}: {taken.recipients} recipients of {taken.returned} rows")
     variants = letters(found)
+    waves = plans.planned(taken.timing)
+    plan: dict[str, Any] = {}
+    if waves:
+        bars = plans.plot([(row["part"], row["people"]) for row in waves])
+        plan = {
+            "waves": table(waves, {name: _COLUMNS.get(name, str) for name in waves[0]}),
+            "waves_plot": dg.MetadataValue.md("\n".join([*plans.told(taken.timing), "", "```", *bars, "```"])),
+            "waves_parts": len(waves),
+            "done_at": moment(datetime.fromisoformat(taken.timing["waves"]["stages"][-1]["at"])),
+            **{f"people_{row['part'].replace(':', '_')}": row["people"] for row in waves},
+        }
     excluded = [{"reason": reason, "people": people} for reason, people in sorted(taken.excluded.items())]
     return dg.MaterializeResult(
         metadata={
@@ -61,6 +75,7 @@ def snapshot(context: dg.AssetExecutionContext, database: DatabaseResource) -> d
             "template": found.template_version or found.spec.template,
             "state": found.state,
             **({"variants": table(variants, {"variant": str, "subject": str, "opening": str})} if variants else {}),
+            **plan,
         }
     )
 

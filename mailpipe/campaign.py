@@ -164,9 +164,16 @@ class Spec(When):
                 f"{name} and experiment exclude each other: who reads most would be in the test, and nobody else; try the"
                 " variants on a campaign without waves"
             )
+        if self.finish_within is not None:
+            raise ValueError(f"{name} says how long it takes; leave finish_within out")
         if self.canary is not None:
             raise ValueError(f"{name} has a canary already: its first part; leave canary out")
         return self
+
+    @property
+    def days_of(self) -> str:
+        """The zone whose days a warm-up counts."""
+        return self.warmup.timezone if self.warmup else "UTC"
 
     @property
     def in_waves(self) -> bool:

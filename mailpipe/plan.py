@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mailpipe import adapters, campaign, ledger, pace, snapshot
 from mailpipe.db import Connection
 from mailpipe.errors import CampaignError
+from mailpipe.waves import usual
 
 CALL_SECONDS = 0.5
 """A cautious length of one call, for the number of threads; SES usually answers within 0.1 to 0.3 s."""
@@ -55,8 +57,10 @@ def make(
     chunks: int,
     limits: pace.Limits,
     finish_within: float | None,
+    *,
+    on_one_day: int | None = None,
 ) -> Plan:
-    """Hold what is wanted against what the limits allow."""
+    """Hold what is wanted against what the limits allow. `on_one_day`: the most recipients of 24 hours, where not all are."""
     rate = limits.campaign
     candidates = {
         "campaign rate": limits.rate,
@@ -77,14 +81,15 @@ def make(
         )
     day = limits.day
     left, left_for_marketing = day.left, day.left_for_marketing
-    if left is not None and left_for_marketing is not None and recipients > left_for_marketing:
+    wanted = recipients if on_one_day is None else on_one_day
+    if left is not None and left_for_marketing is not None and wanted > left_for_marketing:
         share = left_for_marketing < left
         binding = "share of marketing in the SES daily quota" if share else "SES daily quota"
         problems.append(
-            f"{recipients} recipients, but campaigns may send only {left_for_marketing:.0f} more within 24 hours"
+            f"{wanted} recipients, but campaigns may send only {left_for_marketing:.0f} more within 24 hours"
             f" ({day.marketing_share:.0%} of the quota of {day.quota:.0f}: MAILPIPE_MARKETING_SHARE)"
             if share
-            else f"{recipients} recipients, but the SES account may send only {left:.0f} more within 24 hours"
+            else f"{wanted} recipients, but the SES account may send only {left:.0f} more within 24 hours"
             f" (quota {day.quota:.0f})"
         )
     return Plan(
@@ -107,8 +112,9 @@ def make(
     )
 
 
-def of(connection: Connection, key: str) -> Plan:
-    """The plan of a campaign that has its snapshot.
+def of(connection: Connection, key: str, *, usual_factor: float | None = None) -> Plan:
+    """The plan of a campaign that has its snapshot. `usual_factor`: so many times more than usual its domain may send on a day;
+    None: as much as it wants.
 
     Raises:
         CampaignError: it has none yet.
@@ -120,17 +126,41 @@ def of(connection: Connection, key: str) -> Plan:
             f"campaign {key!r} has no snapshot yet, so nobody knows how many it will mail; take it first"
         )
     counts = ledger.counts(connection, found.campaign_id)
-    return make(
+    limits = pace.read(connection, found.campaign_id, apart=adapters.MOST.get(found.spec.adapter))
+    stages = taken.timing.get("waves", {}).get("stages", [])
+    made = make(
         key,
         taken.recipients,
         counts.chunks,
-        pace.read(connection, found.campaign_id, apart=adapters.MOST.get(found.spec.adapter)),
+        limits,
         found.spec.finish_within,
+        on_one_day=max((one["people"] for one in stages), default=0) if found.spec.warmup else None,
     )
+    further = [*_too_slow(found, stages, limits)]
+    if usual_factor is not None and (jump := usual.problem(connection, found, taken, usual_factor)):
+        further.append(jump)
+    return replace(made, problems=(*made.problems, *further))
 
 
-def check(connection: Connection, key: str, *, accept: bool) -> Plan | None:
-    """The plan of a campaign before it is approved or started: one that cannot be met is refused unless somebody accepts it.
+def _too_slow(found: campaign.Campaign, stages: Sequence[Mapping[str, Any]], limits: pace.Limits) -> Iterator[str]:
+    """Waves that take longer than their `within` or `spread`."""
+    rate = limits.real_rate
+    if found.spec.waves is None or found.spec.warmup is not None or not rate:
+        return
+    for one in stages:
+        wave = found.spec.waves[int(one["label"].partition(":")[2]) - 1]
+        if one["people"] / rate > wave.length:
+            yield (
+                f"{one['label']}: {one['people']:,} people at {limits.campaign:g}/s take {_minutes(one['people'] / rate)}, longer"
+                f" than its {_minutes(wave.length)}"
+            )
+
+
+def check(
+    connection: Connection, key: str, *, accept: bool, usual_factor: float | None = None, actor: str | None = None
+) -> Plan | None:
+    """The plan of a campaign before it is approved or started: one that cannot be met is refused unless somebody accepts it, which
+    is kept in its history with the `actor`.
 
     None while the campaign has no snapshot, and once it has been started: then nothing is decided by it any more.
 
@@ -140,7 +170,15 @@ def check(connection: Connection, key: str, *, accept: bool) -> Plan | None:
     found = campaign.get(connection, key)
     if found.state not in ("draft", "approved") or snapshot.get(connection, found.campaign_id) is None:
         return None
-    made = of(connection, key)
+    made = of(connection, key, usual_factor=usual_factor)
+    if made.problems and accept and actor is not None:
+        campaign.note(
+            connection,
+            found.campaign_id,
+            actor=actor,
+            action="accept plan",
+            detail={"reason": "; ".join(made.problems)},
+        )
     if made.problems and not accept:
         raise CampaignError(
             "\n".join([f"campaign {key!r} cannot be sent as wanted:", *made.problems])

@@ -15,6 +15,7 @@ from psycopg.rows import dict_row
 from mailpipe import adapters, address, campaign, event, hold, latency, ledger, pace, snapshot
 from mailpipe.db import Connection, Database, queries
 from mailpipe.errors import CampaignError
+from mailpipe.waves import standing
 
 QUERIES = queries.beside(__file__)
 
@@ -271,11 +272,13 @@ def _wait(connection: Connection, found: campaign.Campaign, left: int) -> _Wait 
         return _Wait(f"next people are due in {due:.0f} s", due, limits.real_rate)
     if due is None and (held := hold.waiting(connection, found.campaign_id)):
         text = " and ".join(f"{people} people wait for {_DECISIONS[reason]}" for reason, people in held.items())
+        if "wave" in held and (gate := standing.look(connection, found)):
+            text += f" after {gate.stage.label} ({gate.text})"
         return _Wait(text, None, limits.real_rate)
     return None
 
 
-_DECISIONS = {"experiment": "the decision of the experiment", "wave": "the gate before their wave"}
+_DECISIONS = {"experiment": "the decision of the experiment", "wave": "the gate"}
 
 
 def _until(reason: str, instant: datetime) -> str:

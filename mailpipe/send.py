@@ -196,7 +196,7 @@ def _begin(
     guard = identity.admit(connection, config, account(ses, found))
     read_account(connection, config, account(ses, found))
     if found.state == "approved":
-        plan.check(connection, key, accept=accept_plan)
+        plan.check(connection, key, accept=accept_plan, usual_factor=config.most_of_usual, actor=actor)
         found = campaign.start(connection, key, actor=actor, late=late, grace=config.misfire_grace)
     decision.catch_up(connection, config, found)
     launch.begun(connection, found.campaign_id, slices, horizon)

@@ -100,6 +100,9 @@ class Settings:
     asked again right before each call, so it must find a person by an index; not true, or no longer there: skipped."""
     segment_timeout: float = 300.0
     """A segment that runs longer than this is stopped by the server (MAILPIPE_SEGMENT_TIMEOUT)."""
+    usual_factor: float = 5.0
+    """A campaign without warm-up is refused that lets its domain send so many times more on a day than on any of the last 30, and
+    more than 5,000 (MAILPIPE_USUAL_FACTOR). 0: never. Not asked where mail can only reach a stand-in."""
     misfire_grace: float = 6 * 3600.0
     """A campaign that was due longer ago than this when it is first started is missed (MAILPIPE_MISFIRE_GRACE): somebody has to
     say that it still makes sense. Only where its file gives a `due_at`."""
@@ -168,6 +171,11 @@ class Settings:
     @property
     def templates(self) -> Path:
         return self.home / "assets" / "templates"
+
+    @property
+    def most_of_usual(self) -> float | None:
+        """`usual_factor`, where it is asked for: None where mail can only reach a stand-in."""
+        return None if self.is_local or not self.usual_factor else self.usual_factor
 
     @property
     def is_local(self) -> bool:
@@ -254,6 +262,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         read_timeout=numbers["read_timeout"] or Settings.read_timeout,
         segment_timeout=numbers["segment_timeout"] or Settings.segment_timeout,
         misfire_grace=numbers["misfire_grace"] or Settings.misfire_grace,
+        usual_factor=_or_nothing(environ, "MAILPIPE_USUAL_FACTOR", Settings.usual_factor, most=1e6),
         foreign_sent=numbers["foreign_sent"] or Settings.foreign_sent,
         minimum_interval=numbers["minimum_interval"] or Settings.minimum_interval,
         frequency_cap=_cap(environ.get("MAILPIPE_FREQUENCY_CAP")),

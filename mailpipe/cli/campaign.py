@@ -4,20 +4,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 import psycopg
+from rich.console import Group
 
 from mailpipe import campaign, kill_switch, plan, report, send, snapshot, stand_in
-from mailpipe.cli import campaign_experiment, campaign_feedback, campaign_look, campaign_send, campaign_unknown, session
+from mailpipe.cli import (
+    campaign_experiment,
+    campaign_feedback,
+    campaign_gate,
+    campaign_look,
+    campaign_send,
+    campaign_unknown,
+    session,
+)
 from mailpipe.cli.campaign_look import described
 from mailpipe.cli.failure import Mistake
-from mailpipe.cli.output import dump, facts, minutes, show
+from mailpipe.cli.output import dump, facts, minutes, show, table
 from mailpipe.cli.session import as_option, json_option, person_option
 from mailpipe.errors import ServiceError, SettingsError
 from mailpipe.experiment import look
 from mailpipe.schedule import timing
 from mailpipe.settings import Settings
+from mailpipe.waves import table as waves
 
 NAME = click.argument("name")
 
@@ -40,6 +51,7 @@ command.add_command(campaign_experiment.experiment)
 command.add_command(campaign_experiment.decide)
 command.add_command(campaign_look.export)
 command.add_command(campaign_send.start)
+command.add_command(campaign_gate.command)
 command.add_command(campaign_unknown.command)
 
 
@@ -98,7 +110,7 @@ def plan_(name: str, accept: bool, as_json: bool) -> None:
     with session.database(config) as database, database.connection() as connection:
         if campaign.get(connection, name).spec.adapter == "ses":
             _read_account(connection, config)
-        made = plan.of(connection, name)
+        made = plan.of(connection, name, usual_factor=config.most_of_usual)
         taken = report.snapshot_summary(connection, name)
         spec = campaign.get(connection, name).spec
     if as_json:
@@ -108,8 +120,10 @@ def plan_(name: str, accept: bool, as_json: bool) -> None:
         for line in (
             *timing.told(spec, taken.timing, taken.excluded),
             *look.planned(spec, taken.timing, taken.excluded),
+            *waves.told(taken.timing),
         ):
             click.echo(line)
+        show(_waves(taken.timing))
     if made.problems and not accept:
         raise Mistake("\n".join(made.problems))
 
@@ -124,7 +138,7 @@ def approve(name: str, person: str, accept_plan: bool, as_json: bool) -> None:
     config = session.load()
     with session.ses(config) as ses, session.database(config) as database, database.connection() as connection:
         send.read_account(connection, config, send.account(ses, campaign.get(connection, name)))
-        plan.check(connection, name, accept=accept_plan)
+        plan.check(connection, name, accept=accept_plan, usual_factor=config.most_of_usual, actor=person)
         made = campaign.approve(connection, config, ses, name, approver=person)
     _moved(made, as_json, f"campaign {name} is approved by {person}, with the template {made.template_version}")
 
@@ -202,6 +216,18 @@ def set_(name: str, rate: float | None, template: str | None, person: str, as_js
     _moved(
         made, as_json, f"campaign {name}: rate {made.rate or 'the limit of the account'}, template {made.spec.template}"
     )
+
+
+def _waves(kept: dict[str, Any]) -> Group:
+    """The days or waves of a plan: a row each, and a bar."""
+    rows = waves.planned(kept)
+    if not rows:
+        return Group()
+    columns = ["part", "at", "people", "so_far", "cap", "others", "tiers"]
+    if rows[0]["cap"] is None:
+        columns = [name for name in columns if name not in ("cap", "others")]
+    shown = table([name.replace("_", " ") for name in columns], [[row[name] for name in columns] for row in rows])
+    return Group("", shown, "", *waves.plot([(row["part"], row["people"]) for row in rows]))
 
 
 def _switched(config: Settings, to: str, provider: bool) -> str:

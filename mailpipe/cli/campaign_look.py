@@ -14,6 +14,8 @@ from mailpipe.cli import campaign_unknown, session
 from mailpipe.cli.output import Bar, dump, facts, minutes, show, table
 from mailpipe.cli.session import json_option
 from mailpipe.db import Database
+from mailpipe.waves import standing
+from mailpipe.waves import table as waves
 
 NAME = click.argument("name")
 WATCH_EVERY = 1.0
@@ -98,6 +100,7 @@ def progress(name: str, watch: bool, as_json: bool) -> None:
 
     The rate is what was accepted in the last 60 seconds, never what was configured. With no movement there is no ETA.
     """
+    parts: list[dict[str, Any]] = []
     with session.database(session.load()) as database:
         if watch and not as_json:
             with Bar() as bar:
@@ -111,10 +114,16 @@ def progress(name: str, watch: bool, as_json: bool) -> None:
                 dump(now.to_json(), line=True)
                 time.sleep(WATCH_EVERY)
                 now = _look(database, name)
+        with database.connection() as connection:
+            found = campaign.get(connection, name)
+            if found.spec.in_waves:
+                parts = waves.going(standing.standings(connection, found.campaign_id), found.spec.days_of)
     if as_json:
-        dump(now.to_json())
-    else:
-        show(_people(now))
+        dump({**now.to_json(), **({"waves": parts} if parts else {})})
+        return
+    show(_people(now))
+    if parts:
+        show(Group("", table(list(parts[0]), [list(part.values()) for part in parts])))
 
 
 @click.command(epilog="Example: mailpipe campaign who flash-sale 4711")

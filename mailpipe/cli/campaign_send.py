@@ -37,7 +37,7 @@ def start(name: str, no_send: bool, accept_plan: bool, late: bool, person: str, 
             account = send.account(ses, campaign.get(connection, name))
             identity.admit(connection, config, account)
             send.read_account(connection, config, account)
-            plan.check(connection, name, accept=accept_plan)
+            plan.check(connection, name, accept=accept_plan, usual_factor=config.most_of_usual, actor=person)
             opened = campaign.start(connection, name, actor=person, late=late, grace=config.misfire_grace)
         if no_send:
             if as_json:

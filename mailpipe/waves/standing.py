@@ -103,7 +103,9 @@ def look(connection: Connection, found: Campaign) -> Gate | None:
     good = [one.told for one in reversed(gone[:-1]) if one.verdict == "pass"]
     judgement = judge(stage.told, good, found.spec.gates)
     if found.now < opens_at:
-        return Gate(stage, following, opens_at, False, judgement, None, f"is judged at {opens_at:%Y-%m-%d %H:%M} UTC")
+        return Gate(
+            stage, following, opens_at, False, judgement, None, f"to be judged at {opens_at:%Y-%m-%d %H:%M} UTC"
+        )
     return Gate(
         stage,
         following,

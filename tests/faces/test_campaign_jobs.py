@@ -147,3 +147,36 @@ def test_the_checks_turn_red_when_the_ledger_is_wrong(faces: Faces) -> None:
     world.execute("DELETE FROM mailpipe.call WHERE campaign_id = %(id)s AND message_ids_text = 'again'", number)
     world.execute("DELETE FROM mailpipe.chunk WHERE campaign_id = %(id)s AND chunk_no = 1", number)
     assert "nobody_lost" in red(faces.run("report", partition_key=key))
+
+
+def test_a_warm_up_is_planned_in_the_form_and_shown_day_by_day(faces: Faces) -> None:
+    faces.world.people(300)
+    key = create(
+        faces,
+        finish_within=None,
+        sender="Shop <news@warm.example.com>",
+        warmup={"ramp": [50, 100, 200]},
+        waves=[{"tiers": ["T1"], "within": "30m"}, {"rest": True, "spread": "2h"}],
+    )
+    (event,) = faces.run("snapshot", partition_key=key).get_asset_materialization_events()
+    metadata = event.materialization.metadata
+    assert [metadata[f"people_day_{day}"].value for day in (1, 2, 3)] == [50, 100, 150]
+    assert metadata["waves_parts"].value == 3
+    assert "done on day 3" in str(metadata["waves_plot"].value)
+    assert faces.run("approve_campaign", {"campaign": key, "approver": "ben"}).success
+    assert faces.send(f"{key}|00", f"{key}|99", actor="ben").success
+    (event,) = faces.run("report", partition_key=key).get_asset_materialization_events()
+    metadata = event.materialization.metadata
+    assert (metadata["waves_gone"].value, metadata["waves_to_come"].value) == (1, 2)
+
+
+def test_a_correction_is_created_in_the_form(faces: Faces) -> None:
+    faces.world.people(60)
+    first = create(faces)
+    assert faces.run("approve_campaign", {"campaign": first, "approver": "ben"}).success
+    assert faces.run("snapshot", partition_key=first).success
+    assert faces.send(f"{first}|00", f"{first}|99", actor="ben").success
+    sorry = create(faces, segment=None, audience={"campaign": first, "delivery": ["sent"]})
+    (event,) = faces.run("snapshot", partition_key=sorry).get_asset_materialization_events()
+    assert event.materialization.metadata["recipients"].value == 60
+    assert event.materialization.metadata["segment"].value == f"campaign {first}: sent"

@@ -179,3 +179,53 @@ def test_a_sender_that_ses_would_refuse_is_refused_in_the_file(sender: str, fiel
 def test_what_a_file_says_survives_the_database() -> None:
     found = spec(rate=14, finish_within="2h", due_at="2026-11-27T09:00:00Z", parameters={"days": 3}, topic="news")
     assert Spec.model_validate(found.model_dump(mode="json")) == found
+
+
+WAVES = [{"tiers": ["T1", "T2"], "within": "30m"}, {"rest": True, "spread": "36h"}]
+
+
+def test_waves_and_warm_up_are_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "warm.yaml"
+    path.write_text(
+        "key: warm\nsegment: active\ntemplate: sale\nsender: Shop <news@mail.example.com>\n"
+        "waves:\n  - {tiers: [T1, T2], within: 30m}\n  - {rest: true, spread: 36h}\n"
+        "warmup: {ramp: [50, 100], start_day: 2, at: '10:00', timezone: asia/ho_chi_minh, exclude: []}\n"
+    )
+    found = read_file(path)
+    assert found.waves is not None and [wave.length for wave in found.waves] == [1_800, 129_600]
+    assert found.warmup is not None
+    assert (found.warmup.ramp, found.warmup.timezone, found.days_of) == (
+        (50, 100),
+        "Asia/Ho_Chi_Minh",
+        "Asia/Ho_Chi_Minh",
+    )
+    assert Spec.model_validate(found.model_dump(mode="json")) == found
+    assert not spec().in_waves and spec(warmup={}).in_waves
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"waves": WAVES, "send_at": "2026-12-24T10:00"}, "send_at in each recipient's zone"),
+        ({"warmup": {}, "quiet_hours": "22:00-08:00"}, "quiet_hours would move some of them"),
+        ({"waves": WAVES, "canary": {"slices": 1}}, "has a canary already"),
+        ({"warmup": {}, "finish_within": "30m"}, "leave finish_within out"),
+        (
+            {"waves": WAVES, "experiment": {"variants": [{"name": "a"}, {"name": "b", "subject": "x"}]}},
+            "exclude each other",
+        ),
+        ({"waves": [{"tiers": ["T6"], "within": "1h"}]}, "waves.0.tiers.0"),
+        ({"waves": [{"tiers": ["T1"]}, {"rest": True, "within": 60}]}, "give either within"),
+        ({"waves": [{"within": "1h"}]}, "give either tiers"),
+        ({"warmup": {"ramp": "slow"}}, "warmup.ramp"),
+        ({"warmup": {"ramp": []}}, "at least one number"),
+        ({"warmup": {"at": "25:00"}}, "a time of the day"),
+        ({"warmup": {"timezone": "Mars/Olympus"}}, "IANA"),
+    ],
+)
+def test_what_waves_exclude_is_told(fields: dict[str, Any], told: str) -> None:
+    assert told in refusal(**fields)
+
+
+def test_waves_at_a_wall_time_of_one_zone_are_possible() -> None:
+    assert spec(waves=WAVES, send_at="2026-12-24T10:00", timezone="Europe/Berlin").in_waves
