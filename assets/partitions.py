@@ -7,6 +7,9 @@ import dagster as dg
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_offset=1)
 """Of segments. A day stands for its end in UTC, today for now."""
 
+FOLDED_DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_offset=-1)
+"""Of engagement. A day is one of UTC, and is there when the 24 hours of its last mail are over too."""
+
 CAMPAIGNS = dg.DynamicPartitionsDefinition(name="campaign")
 """One partition per campaign. A key that is removed and added again brings its old colours back: keys are never reused."""
 

@@ -10,8 +10,8 @@ import click
 from mailpipe.cli import session
 from mailpipe.cli.output import dump, facts, show, table
 from mailpipe.cli.session import json_option
+from mailpipe.engagement import days, intake, look
 from mailpipe.engagement import fold as folding
-from mailpipe.engagement import intake, look
 from mailpipe.schedule import zones
 
 
@@ -62,8 +62,8 @@ def fold(day: datetime | None, as_json: bool) -> None:
     config = session.load()
     now = datetime.now(UTC)
     with session.database(config) as database, database.connection() as connection:
-        days = folding.due(connection, now) if day is None else [day.date()]
-        done = [folding.fold(connection, config, one, now=now) for one in days]
+        wanted = days.due(connection, now) if day is None else [day.date()]
+        done = [folding.fold(connection, config, one, now=now) for one in wanted]
     if as_json:
         dump([one.to_json() for one in done])
     for one in [] if as_json else done:

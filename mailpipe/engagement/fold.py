@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -19,7 +19,8 @@ from psycopg.rows import namedtuple_row
 
 from mailpipe import orders
 from mailpipe.db import Connection, queries
-from mailpipe.engagement import history, hours, rule
+from mailpipe.engagement import days, history, hours, rule
+from mailpipe.engagement.days import DAY, WINDOW, Folded, State, midnight
 from mailpipe.errors import EngagementError
 from mailpipe.feedback import machine
 from mailpipe.feedback.machine import Visit
@@ -27,72 +28,9 @@ from mailpipe.settings import Settings
 
 QUERIES = queries.beside(__file__)
 
-DAY = timedelta(days=1)
-WINDOW = timedelta(hours=24)
-"""A reaction to a mail counts for its hour when it comes within this time."""
-GRACE = timedelta(hours=2)
-"""News of a reaction may be so late."""
 _BATCH = 20_000
 _FIRST_ORDERS = timedelta(days=180)
 """The first fold looks back so far for orders: older ones make nobody engaged."""
-
-
-@dataclass(frozen=True)
-class Folded:
-    """Counts of one day. `people` were mailed; `opens` are mails that a human opened and did not click, `clicks` those that one
-    clicked, `machines` those that only machines reacted to; `bought` are people with an order; `tiers` people of T1 to T5."""
-
-    day: date
-    people: int
-    mails: int
-    opens: int
-    clicks: int
-    machines: int
-    bought: int
-    tiers: list[int]
-    seconds: float
-    already: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class State:
-    """What the whole audience has taught. See the table `engagement_state`."""
-
-    folded_to: date | None
-    freshness: list[float]
-    thinning: float
-    ages: list[float]
-    mails: float
-    opens: float
-    clicks: float
-
-
-def state(connection: Connection) -> State:
-    """The present state; before the first fold that of the published curve."""
-    row = connection.execute(QUERIES["state"]).fetchone()
-    if row is None:
-        return State(None, list(rule.DEFAULT_FRESHNESS), rule.thinning(0, 0), [0.0] * rule.HOURS, 0.0, 0.0, 0.0)
-    return State(*row)
-
-
-def ready_at(day: date) -> datetime:
-    """From when on a day can be folded."""
-    return _midnight(day) + DAY + WINDOW + GRACE
-
-
-def last_ready(now: datetime) -> date:
-    """The last day that can be folded at an instant."""
-    return (now - DAY - WINDOW - GRACE).astimezone(UTC).date()
-
-
-def due(connection: Connection, now: datetime) -> list[date]:
-    """The days that wait to be folded, in order; before the first fold they begin with the first mail."""
-    first = _next(connection)
-    last = last_ready(now)
-    return [] if first is None else [first + n * DAY for n in range((last - first).days + 1)]
 
 
 def fold(connection: Connection, settings: Settings, day: date, *, now: datetime | None = None) -> Folded:
@@ -103,16 +41,16 @@ def fold(connection: Connection, settings: Settings, day: date, *, now: datetime
         OrdersError: MAILPIPE_ORDERS or MAILPIPE_OPT_INS cannot be used.
     """
     now = now or datetime.now(UTC)
-    if now < ready_at(day):
+    if now < days.ready_at(day):
         raise EngagementError(
-            f"{day}: cannot be folded before {ready_at(day):%Y-%m-%d %H:%M} UTC, when the 24 hours of its last mail are over"
+            f"{day}: cannot be folded before {days.ready_at(day):%Y-%m-%d %H:%M} UTC, when the 24 hours of its last mail are over"
         )
     with connection.transaction():
         connection.execute(QUERIES["lock"])
-        before = state(connection)
+        before = days.state(connection)
         if before.folded_to is not None and day <= before.folded_to:
-            return _folded(connection, day)
-        first = _next(connection)
+            return days.get(connection, day)
+        first = days.first_due(connection)
         if first is not None and day > first:
             raise EngagementError(f"{day}: {first} has to be folded first; days are folded in order")
         done = _fold(connection, settings, day, before)
@@ -120,34 +58,28 @@ def fold(connection: Connection, settings: Settings, day: date, *, now: datetime
     return done
 
 
-def _next(connection: Connection) -> date | None:
-    """The day after the last that was folded; else that of the first mail. None: nothing was ever sent."""
-    folded_to = state(connection).folded_to
-    if folded_to is not None:
-        return folded_to + DAY
-    row = connection.execute(QUERIES["first_call"]).fetchone()
-    first: date | None = row[0] if row else None
-    return first
-
-
-def _folded(connection: Connection, day: date) -> Folded:
-    row = connection.execute(QUERIES["folded"], {"day": day}).fetchone()
-    # A day before the first mail was never folded, and there was nothing in it.
-    values = row or (day, 0, 0, 0, 0, 0, 0, [0] * 5, 0.0)
-    return replace(Folded(*values), already=True)
+def through(connection: Connection, settings: Settings, day: date, *, now: datetime | None = None) -> Folded:
+    """Fold every day that waits, up to this one, and answer this one's counts. Several may do this at once, for any days: each
+    day is folded by whoever comes first. Raises what `fold` does.
+    """
+    first = days.first_due(connection)
+    while first is not None and first < day:
+        fold(connection, settings, first, now=now)
+        first = days.first_due(connection)
+    return fold(connection, settings, day, now=now)
 
 
 def _fold(connection: Connection, settings: Settings, day: date, before: State) -> Folded:
     started = time.monotonic()
-    midnight = _midnight(day)
-    span = {"day": day, "since": midnight, "until": midnight + DAY}
-    seen_until = midnight + DAY + WINDOW
+    began = midnight(day)
+    span = {"day": day, "since": began, "until": began + DAY}
+    seen_until = began + DAY + WINDOW
     known = {**span, "until": seen_until}
     # Its temporary tables are joined whole, and hashed.
     connection.execute(b"SET LOCAL work_mem = '128MB'")
     connection.execute(QUERIES.texts["tables"].encode())
     _keep_exposures(connection, before)
-    _classify(connection, midnight, seen_until)
+    _classify(connection, began, seen_until)
     counts = _Counts()
     with history.writing(settings.history_folder, day) as files:
         found = connection.execute(QUERIES["campaigns"], span).fetchall()
@@ -161,7 +93,7 @@ def _fold(connection: Connection, settings: Settings, day: date, before: State) 
                 files.add("mails", connection, QUERIES["export_mails"], key)
                 files.add("reactions", connection, QUERIES["export_reactions"], key)
         connection.execute(QUERIES["engaged"])
-        bought = _ask(connection, settings, known, midnight if before.folded_to else midnight - _FIRST_ORDERS, span)
+        bought = _ask(connection, settings, known, began if before.folded_to else began - _FIRST_ORDERS, span)
         connection.execute(QUERIES["tiers"], {"until": seen_until})
         tiers: dict[int, int] = dict(connection.execute(QUERIES["count_tiers"]).fetchall())
         _keep_state(connection, before, day, counts)
@@ -293,10 +225,6 @@ def _keep_state(connection: Connection, before: State, day: date, counts: _Count
             "clicks": clicks,
         },
     )
-
-
-def _midnight(day: date) -> datetime:
-    return datetime(day.year, day.month, day.day, tzinfo=UTC)
 
 
 _ADD = QUERIES.filled(

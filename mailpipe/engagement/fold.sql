@@ -4,9 +4,6 @@
 -- One folder at a time: what a fold adds depends on what it finds.
 SELECT pg_advisory_xact_lock(782638, 6);
 
--- name: state
-SELECT folded_to, freshness, thinning, ages, mails, opens, clicks FROM mailpipe.engagement_state;
-
 -- name: tables
 CREATE TEMPORARY TABLE engagement_reaction (
     campaign_id integer NOT NULL, seq integer NOT NULL, opened_at timestamptz, clicked_at timestamptz,
@@ -26,9 +23,6 @@ CREATE TEMPORARY TABLE engagement_mail (
 CREATE TEMPORARY TABLE engagement_decay (
     as_of date NOT NULL, machine boolean NOT NULL, old real NOT NULL, new real NOT NULL, exposed real NOT NULL
 ) ON COMMIT DROP;
-
--- name: first_call
-SELECT CAST(min(at) AT TIME ZONE 'UTC' AS date) FROM mailpipe.call;
 
 -- name: visits
 -- Everything that those did who opened or clicked in the window, machines too, beside the time of the delivery.
@@ -209,9 +203,6 @@ ON CONFLICT (only_row) DO UPDATE SET folded_to = excluded.folded_to, freshness =
 -- name: keep_fold
 INSERT INTO mailpipe.engagement_fold (day, people, mails, opens, clicks, machines, bought, tiers, seconds)
 VALUES (:day, :people, :mails, :opens, :clicks, :machines, :bought, CAST(:tiers AS integer[]), :seconds);
-
--- name: folded
-SELECT day, people, mails, opens, clicks, machines, bought, tiers, seconds FROM mailpipe.engagement_fold WHERE day = :day;
 
 -- name: export_mails
 SELECT person_id, variant, sent_at AT TIME ZONE 'UTC' || 'Z', hour FROM engagement_mail;

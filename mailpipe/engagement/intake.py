@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 
 from mailpipe.db import Connection, queries
-from mailpipe.engagement import fold, hours, intake_file, rule
+from mailpipe.engagement import days, fold, hours, intake_file, rule
 from mailpipe.engagement.intake_file import Row
 from mailpipe.errors import EngagementError
 from mailpipe.feedback import machine
@@ -159,7 +159,7 @@ def _add(connection: Connection, digest: bytes, source: str) -> Imported:
     if last > datetime.now(UTC) + _DAY:
         raise EngagementError(f"{source}: column opened_at: the last reaction is in the future")
     day = last.astimezone(UTC).date()
-    known = fold.state(connection)
+    known = days.state(connection)
     rate = (known.opens + known.clicks + rule.PRIOR_REACTIONS) / (known.mails + rule.PRIOR_MAILS)
     _keep_agents(connection)
     connection.execute(b"ANALYZE engagement_told")

@@ -9,8 +9,8 @@ from typing import Any
 from psycopg.rows import class_row
 
 from mailpipe.db import Connection, queries
-from mailpipe.engagement import fold
-from mailpipe.engagement.fold import Folded
+from mailpipe.engagement import days as known_days
+from mailpipe.engagement.days import Folded
 from mailpipe.errors import EngagementError
 
 QUERIES = queries.beside(__file__)
@@ -83,11 +83,11 @@ def summary(connection: Connection, now: datetime, *, days: int = 14) -> Summary
     imports = connection.execute(QUERIES["imports"]).fetchone()
     assert row is not None
     assert imports is not None
-    known = fold.state(connection)
+    known = known_days.state(connection)
     folded = [Folded(*one) for one in connection.execute(QUERIES["days"], {"days": days}).fetchall()]
     return Summary(
         folded_to=known.folded_to,
-        due=fold.due(connection, now),
+        due=known_days.due(connection, now),
         people=row[0],
         own_data=row[1],
         proxied=row[2],

@@ -4,7 +4,7 @@ SELECT e.person_id, e.tier, e.zone, e.machine, e.events * w.weight AS events, e.
        ARRAY(SELECT x * w.weight FROM unnest(e.ev) WITH ORDINALITY AS u(x, n) ORDER BY n) AS ev,
        ARRAY(SELECT x * w.weight FROM unnest(e.ex) WITH ORDINALITY AS u(x, n) ORDER BY n) AS ex
 FROM mailpipe.engagement e LEFT JOIN mailpipe.engagement_state s ON true
-CROSS JOIN LATERAL (SELECT mailpipe.engagement_weight(e.as_of, greatest(e.as_of, s.folded_to))) AS w(weight)
+CROSS JOIN LATERAL (SELECT mailpipe.engagement_weight(e.as_of, coalesce(s.folded_to, e.as_of))) AS w(weight)
 WHERE e.person_id = :person_id;
 
 -- name: people

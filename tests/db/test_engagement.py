@@ -12,7 +12,7 @@ import pytest
 
 from mailpipe import settings as reading
 from mailpipe.db import Connection, Database
-from mailpipe.engagement import fold, history, rule
+from mailpipe.engagement import days, fold, history, rule
 from mailpipe.errors import EngagementError, OrdersError
 from mailpipe.settings import Settings
 from tests.past_mails import APPLE, Past
@@ -40,7 +40,7 @@ def config(tmp_path: Path) -> Settings:
     return reading.load({"MAILPIPE_HOME": str(tmp_path), "MAILPIPE_VAR": str(tmp_path)})
 
 
-def folded(connection: Connection, config: Settings, day: date = DAY, **more: Any) -> fold.Folded:
+def folded(connection: Connection, config: Settings, day: date = DAY, **more: Any) -> days.Folded:
     return fold.fold(connection, config, day, now=LATER, **more)
 
 
@@ -96,22 +96,22 @@ def test_days_are_folded_in_order_and_only_when_their_mails_are_old_enough(
 ) -> None:
     past.mailed(NOON, ["1"])
     ready = datetime(2026, 3, 4, 2, tzinfo=UTC)
-    assert fold.ready_at(DAY) == ready
+    assert days.ready_at(DAY) == ready
     with pytest.raises(EngagementError, match="2026-03-02: cannot be folded before 2026-03-04 02:00 UTC"):
         fold.fold(connection, config, DAY, now=ready - MINUTE)
     with pytest.raises(EngagementError, match="2026-03-02 has to be folded first"):
         folded(connection, config, DAY + timedelta(days=1))
     assert everything(connection) == []
-    assert fold.due(connection, ready - MINUTE) == []
-    assert fold.due(connection, ready + timedelta(days=1)) == [DAY, DAY + timedelta(days=1)]
+    assert days.due(connection, ready - MINUTE) == []
+    assert days.due(connection, ready + timedelta(days=1)) == [DAY, DAY + timedelta(days=1)]
     fold.fold(connection, config, DAY, now=ready)
-    assert fold.due(connection, ready + timedelta(days=1)) == [DAY + timedelta(days=1)]
+    assert days.due(connection, ready + timedelta(days=1)) == [DAY + timedelta(days=1)]
     with pytest.raises(EngagementError, match="2026-03-03 has to be folded first"):
         folded(connection, config, DAY + timedelta(days=2))
 
 
 def test_a_day_before_the_first_mail_has_nothing_in_it(connection: Connection, past: Past, config: Settings) -> None:
-    assert fold.due(connection, LATER) == []
+    assert days.due(connection, LATER) == []
     assert folded(connection, config, DAY - timedelta(days=1)).mails == 0
     past.mailed(NOON, ["1"])
     assert folded(connection, config, DAY - timedelta(days=9)).already
@@ -267,7 +267,7 @@ def test_the_whole_audience_teaches_how_fresh_a_mail_is(connection: Connection, 
     past.visit(sent, 1, NOON + 5 * HOUR)
     past.visit(sent, 2, NOON + HOUR, agent=APPLE)
     folded(connection, config)
-    found = fold.state(connection)
+    found = days.state(connection)
     assert (found.folded_to, found.mails, found.opens, found.clicks) == (DAY, 2, 1, 0)
     assert found.ages == [1.0 if age == 5 else 0.0 for age in range(24)]
     assert found.freshness == pytest.approx(rule.freshness(found.ages, found.mails))
@@ -307,7 +307,7 @@ def test_orders_that_cannot_be_used_are_told_and_nothing_is_folded(
     past.mailed(NOON, ["1"])
     with pytest.raises(OrdersError, match=told):
         folded(connection, config)
-    assert everything(connection) == [] and fold.state(connection).folded_to is None
+    assert everything(connection) == [] and days.state(connection).folded_to is None
 
 
 class TestHistory:

@@ -24,6 +24,7 @@ JOBS = [
     "approve_campaign",
     "cancel_campaign",
     "create_campaign",
+    "learn_engagement",
     "pause_campaign",
     "reconcile",
     "report",
@@ -105,7 +106,7 @@ def test_everything_has_its_description_and_its_owner() -> None:
         assert spec.description, spec.key
         assert spec.owners, spec.key
         assert spec.kinds, spec.key
-        assert spec.group_name in ("segments", "campaigns")
+        assert spec.group_name in ("segments", "campaigns", "engagement")
     repository = definitions.defs.get_repository_def()
     jobs = [job for job in repository.get_all_jobs() if not job.name.startswith("__")]
     assert sorted(job.name for job in jobs) == JOBS
@@ -132,7 +133,7 @@ def test_nothing_launches_itself_that_sends() -> None:
         "snapshot",
     }
     schedules = definitions.defs.get_repository_def().schedule_defs
-    assert {one.job_name for one in schedules} == {"tidy_events", "sync_suppression"}
+    assert {one.job_name for one in schedules} == {"tidy_events", "sync_suppression", "learn_engagement"}
     assert all(one.default_status is dg.DefaultScheduleStatus.RUNNING for one in schedules)
     for spec in definitions.defs.resolve_all_asset_specs():
         assert spec.automation_condition is None
