@@ -1,9 +1,9 @@
 """Login codes while a campaign runs at its full pace: `python -m benchmarks.lanes [--quick]`.
 
 A campaign and `mailpipe lanes` run in processes of their own against the stand-in, which takes 80 ms for an answer and enforces its
-rate in every sliding second. Meanwhile codes come one by one, then in a burst, and messages of the three other lanes with them; all
-of it beside millions of delayed messages. Times are those of the database: from the insert to the recorded acceptance, so that
-waiting for the pace, the commits and the answer are in them.
+rate in every sliding second. Meanwhile codes come one by one, then in a burst, with messages of the three other lanes and delayed
+ones of all four; all of it beside millions of delayed messages. Times are those of the database: from the insert to the recorded
+acceptance, so that waiting for the pace, the commits and the answer are in them.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ KEY = "lanes"
 LATENCY_MS = 80.0
 BATCH = 1_000
 LOOKS = 200
+QUIET = 6.0
+"""Seconds in which the campaign and idle lanes are alone."""
+LATEST = 3.0
+"""Seconds of the longest delay of the delayed messages that become due meanwhile."""
+BURST_FROM = 2_000_000
+"""The numbers of codes that come in bursts."""
 
 
 def main() -> None:
@@ -59,7 +65,7 @@ def main() -> None:
             result: dict[str, Any] = {"delayed_messages": delayed, "rate": chosen.rate, "latency_ms": LATENCY_MS}
             result |= _queue(connection, delayed)
             # Enough for chunks of 500 people, whatever the traffic takes: calls of 47 do not divide smaller ones well.
-            ground.build(connection, max(50_000, round(chosen.rate * (seconds + 20))))
+            ground.build(connection, max(50_000, round(chosen.rate * (seconds + 30))))
         base.create(KEY, ses)
         base.freeze(KEY)
         result |= _traffic(base, stand_in, seconds, chosen.burst)
@@ -149,6 +155,8 @@ def _traffic(base: Ground, stand_in: StandIn, seconds: float, burst: int) -> dic
     try:
         _wait_for_both(base)
         begun = time.time()
+        time.sleep(QUIET)
+        traffic = time.time()
         say("traffic")
         _send_messages(base, seconds, burst)
         ended = time.time()
@@ -161,27 +169,44 @@ def _traffic(base: Ground, stand_in: StandIn, seconds: float, burst: int) -> dic
     with base.database.connection() as connection:
         limits = pace.read(connection, base.campaign_id(KEY))
         rows = connection.execute(
-            "SELECT lane, state, CAST(extract(epoch FROM finished_at - due_at) AS double precision), attempt FROM mailpipe.message"
-            " WHERE state <> 'pending'"
+            "SELECT lane, state, CAST(extract(epoch FROM finished_at - due_at) AS double precision), attempt,"
+            " CAST(substring(email FROM '^code([0-9]+)@') AS bigint) FROM mailpipe.message WHERE state <> 'pending'"
+        ).fetchall()
+        # When the request left, not when its answer was recorded.
+        delayed = connection.execute(
+            "SELECT CAST(extract(epoch FROM min(c.at) - m.due_at) - min(c.seconds) AS double precision) FROM mailpipe.message m"
+            " JOIN mailpipe.message_call c USING (message_id) WHERE m.idempotency_key LIKE 'later-%' GROUP BY m.message_id"
         ).fetchall()
     assert limits.campaign is not None
     # The reserve belongs to the lanes; what they borrow beyond it is missing in the campaign's part.
     limit = limits.campaign * (1 - limits.reserve_share)
-    codes = [taken for lane, state, taken, _ in rows if lane == "critical" and state == "sent"]
-    misses = sum(state != "sent" or taken > base.settings.lanes[lane].sla for lane, state, taken, _ in rows)
-    mailed = sum(begun <= line["at"] < ended for line in _journal(stand_in) if line["campaign"] == KEY)
+    codes = {
+        number: taken for lane, state, taken, _, number in rows if lane == "critical" and state == "sent" and number
+    }
+    alone = [taken for number, taken in codes.items() if number < BURST_FROM]
+    misses = sum(state != "sent" or taken > base.settings.lanes[lane].sla for lane, state, taken, *_ in rows)
+    journal = list(_journal(stand_in))
+    before = sum(begun <= line["at"] < traffic for line in journal)
+    during = [line for line in journal if traffic <= line["at"] < ended]
+    mailed = sum(line["campaign"] == KEY for line in during)
     state = stand_in.state()
     return {
         "samples": len(codes),
         "burst": burst,
-        "p50_ms": round(statistics.median(codes) * 1000, 1),
-        "p99_ms": round(_percentile(codes, 99) * 1000, 1),
-        "max_ms": round(max(codes) * 1000, 1),
+        "p50_ms": round(statistics.median(codes.values()) * 1000, 1),
+        "p99_ms": round(_percentile(list(codes.values()), 99) * 1000, 1),
+        "max_ms": round(max(codes.values()) * 1000, 1),
+        "p50_one_by_one_ms": round(statistics.median(alone) * 1000, 1),
+        "p99_one_by_one_ms": round(_percentile(alone, 99) * 1000, 1),
+        "delayed_samples": len(delayed),
+        "delayed_p99_ms": round(_percentile([late for (late,) in delayed], 99) * 1000, 1),
         "sla_misses": misses,
         "messages": len(rows),
-        "resent": sum(attempt > 1 for *_, attempt in rows),
-        "utilisation": round(mailed / (ended - begun) / limit, 4),
-        "campaign_rate": round(mailed / (ended - begun), 1),
+        "resent": sum(row[3] > 1 for row in rows),
+        "utilisation": round(mailed / (ended - traffic) / limit, 4),
+        "utilisation_all_lanes": round(len(during) / (ended - traffic) / limits.campaign, 4),
+        "utilisation_alone": round(before / (traffic - begun) / limit, 4),
+        "campaign_rate": round(mailed / (ended - traffic), 1),
         "campaign_limit": limit,
         "max_in_any_second": state["max_in_any_second"],
         "throttled": state["throttled"],
@@ -221,7 +246,8 @@ def _wait_for_both(base: Ground) -> None:
 
 
 def _send_messages(base: Ground, seconds: float, burst: int) -> None:
-    """Codes one by one at random moments, 15 a second; other lanes beside them; three times a burst of codes."""
+    """Codes one by one at random moments, 15 a second; other lanes beside them, and half as many delayed messages of any lane;
+    three times a burst of codes."""
     chance = random.Random(20261129)
     begun = time.monotonic()
     number, bursts = 1_000_000, [seconds / 4, seconds / 2, seconds * 3 / 4]
@@ -232,13 +258,16 @@ def _send_messages(base: Ground, seconds: float, burst: int) -> None:
             if bursts and at > bursts[0]:
                 bursts.pop(0)
                 outbox.enqueue_many(
-                    connection, [_code(number + 1_000_000 * (3 - len(bursts)) + i) for i in range(burst)]
+                    connection, [_code(BURST_FROM + 1_000_000 * len(bursts) + number + i) for i in range(burst)]
                 )
             number += 1
             outbox.enqueue(connection, _code(number))
             if number % 12 == 0:
                 lane = NAMES[1 + number // 12 % 3]
-                outbox.enqueue(connection, _code(number, lane=lane, delay=chance.choice([None, 0.5])))
+                outbox.enqueue(connection, _code(number, lane=lane))
+            if number % 2 == 0 and at < seconds - LATEST:
+                lane = NAMES[number // 2 % 4]
+                outbox.enqueue(connection, _later(number, lane=lane, delay=chance.uniform(0.5, LATEST)))
 
 
 def _wait_for_the_last(base: Ground) -> None:
@@ -259,6 +288,11 @@ def _code(number: int, *, lane: str = "critical", delay: float | None = None) ->
         delay=delay,
         idempotency_key=f"login-{lane}-{number}-{delay}",
     )
+
+
+def _later(number: int, *, lane: str, delay: float) -> MessageSpec:
+    code = _code(number, lane=lane, delay=delay)
+    return code.model_copy(update={"to": f"reminder{number}@mail.example.com", "idempotency_key": f"later-{number}"})
 
 
 def _journal(stand_in: StandIn) -> Iterator[dict[str, Any]]:

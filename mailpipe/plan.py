@@ -22,7 +22,8 @@ def threads(limits: pace.Limits) -> int:
     """Sender threads that keep the pace of a campaign busy while each call takes CALL_SECONDS."""
     if limits.campaign is None:
         return UNLIMITED_THREADS
-    calls = limits.campaign / limits.call_size
+    # Beside transactional lanes calls may become smaller at any moment.
+    calls = max(limits.campaign / limits.call_size, min(limits.campaign, pace.rule.FINE))
     return min(MAX_THREADS, max(MIN_THREADS, math.ceil(calls * CALL_SECONDS) + 2))
 
 

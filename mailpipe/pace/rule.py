@@ -26,6 +26,9 @@ WEIGHTS: Mapping[LaneName, int] = {"normal": 4, "low": 1}
 """How the bulk lanes share when both have work: `normal` goes first, and `low` still moves."""
 AHEAD: Mapping[LaneName, float] = {"critical": 0.6, "high": 0.45, "normal": 0.25, "low": 0.25}
 """Seconds ahead that a slot may be booked. Who books further ahead goes first; and a changed limit holds when this has passed."""
+AHEAD_OF_NOBODY = 0.13
+"""The same for bulk while transactional lanes are served: they wait behind what bulk has booked. Calls are opened 60 to 90 ms
+before their slots; less than that ahead wastes some of them."""
 MOST_AHEAD = 1.0
 """Seconds ahead that a slot lies at the most, whatever lead a caller needs."""
 
@@ -47,10 +50,11 @@ MAX_CALL = 50
 """Destinations of one SendBulkEmail request (SES quotas)."""
 ONE_LINE = 20
 """Recipients per second below which transactional lanes have no reserve: all share one line, in calls of one recipient."""
-_OFTEN = 10
-"""Slots a second that bulk leaves to borrowers while transactional lanes are served: they wait a tenth of a second for one."""
-_FINE = 40
-"""Calls a second in which bulk goes while small campaigns are beside large ones: it costs a fortieth of the rate."""
+_OFTEN = 30
+"""Whole calls a second with which bulk leaves enough slots to borrowers while transactional lanes are served: a borrowed one costs
+at most a thirtieth of the rate. With fewer, bulk goes by recipients: 15 codes a second would cost a campaign a tenth of 570/s."""
+FINE = 40
+"""Calls a second of a line by recipients: it costs a fortieth of the rate."""
 _PARTS = 8
 """A call has at most this part of a provider's second: the line by recipients then loses no more of it."""
 
@@ -129,24 +133,25 @@ def split(
     """How an account's `rate` (recipients per second) is given away.
 
     `held`: transactional lanes are served, `reserve` is their share (0..1) of the rate. `mixed`: small campaigns are beside others.
+    Either lets bulk go by recipients, in small calls, unless there are many whole ones anyway.
     `most`: recipients of a call. `calls`: calls per second; calls are as large as that asks for.
     """
     most = MAX_CALL if most is None else min(most, MAX_CALL)
     own = max(1, math.floor(rate * reserve)) if held and reserve > 0 and rate >= ONE_LINE else 0
     left = rate - own
-    if held and rate < ONE_LINE:
+    single = held and rate < ONE_LINE
+    fine = not single and (mixed or (held and left < most * _OFTEN))
+    if single:
         size = 1
-    elif mixed:
-        size = math.ceil(left / _FINE)
-    elif held:
-        size = max(math.floor(left / _OFTEN), 1)
+    elif fine:
+        size = math.ceil(left / FINE)
     else:
         size = most
     least = 1 if calls is None else math.ceil(left / calls)
-    if not mixed and size * 2 > min(most, left):
+    if not fine and size * 2 > min(most, left):
         size = call_size(left, most)
     size = max(1, min(max(size, least), most, math.floor(left)))
-    bulk = Line(size, left, mixed and size > 1)
+    bulk = Line(size, left, fine and size > 1)
     if not own:
         return Split(bulk)
     # What whole calls do not use is left to the reserve.
@@ -199,6 +204,11 @@ bulk had booked before is more than a window ago. Again VALID, MOST_AHEAD and on
 def is_held(claims: tuple[Claim, ...]) -> bool:
     """Whether bulk leaves the reserve alone."""
     return any(claim.lane in TRANSACTIONAL and claim.wanted < HOLD for claim in claims)
+
+
+def ahead(lane: LaneName, claims: tuple[Claim, ...]) -> float:
+    """Seconds ahead that this lane may book."""
+    return AHEAD_OF_NOBODY if lane in WEIGHTS and is_held(claims) else AHEAD[lane]
 
 
 def is_usable(claims: tuple[Claim, ...]) -> bool:

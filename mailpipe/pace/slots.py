@@ -29,6 +29,8 @@ _HOLE = 0.03
 _PROMPT = 0.15
 """A slot of the reserve within this is not worth looking for one of bulk, which costs the campaigns a whole call. With 0.03, codes
 that come at half the reserve's rate would borrow a fifth of their slots, by the arithmetic of queues; so it is one in a hundred."""
+_PROMPT_BESIDE_FINE = 0.03
+"""The same where a slot of bulk costs only what it is used for."""
 _ALL = 1e6
 
 
@@ -276,11 +278,12 @@ class Pace:
         lead = min(lead, rule.MOST_AHEAD / 2)
         # One thread of a process asks at a time, and the others share its refusal: else all of them ask for the same slot.
         with self._asking:
-            patient = patience >= rule.AHEAD[self._lane]
+            ahead = rule.ahead(self._lane, limits.claims)
+            patient = patience >= ahead
             rest = self._refused_until - time.monotonic()
             if patient and rest > 0:
                 return Refusal(rest)
-            patience = min(patience, max(rule.AHEAD[self._lane], lead + 0.1))
+            patience = min(patience, max(ahead, lead + 0.1))
             wanted = requests(limits, self._lane, self._campaign_id, recipients, roomy=roomy)
             if families:
                 capped = [with_providers(request, limits, families) for request in wanted]
@@ -313,7 +316,8 @@ class Pace:
 
         if len(wanted) == 1:
             return ask(wanted[0], patience)
-        prompt = min(patience, lead + _PROMPT)
+        fine = limits.split is not None and limits.split.bulk.unit
+        prompt = min(patience, lead + (_PROMPT_BESIDE_FINE if fine else _PROMPT))
         first = ask(wanted[0], prompt)
         if isinstance(first, Slot):
             return first

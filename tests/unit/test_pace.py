@@ -153,8 +153,10 @@ def test_a_shorter_way_uses_more_of_the_rate(transit: float) -> None:
 def test_a_reserve_is_only_held_while_somebody_can_use_it() -> None:
     assert rule.split(600.0, reserve=0.05) == Split(Line(50, 600.0))
     held = rule.split(600.0, reserve=0.05, held=True)
-    assert held.bulk.size == 47 and held.bulk.calls == 12
-    assert held.reserve == Line(9, 36, unit=True), "what whole calls do not use belongs to the reserve"
+    assert held == Split(Line(15, 570.0, unit=True), Line(7, 30, unit=True))
+    held = rule.split(2030.0, reserve=0.05, held=True)
+    assert held.bulk.size == 49 and held.bulk.calls == 39
+    assert held.reserve == Line(29, 119, unit=True), "what whole calls do not use belongs to the reserve"
 
 
 def test_below_twenty_a_second_all_share_one_line_of_single_calls() -> None:
@@ -164,7 +166,9 @@ def test_below_twenty_a_second_all_share_one_line_of_single_calls() -> None:
 
 def test_borrowers_find_a_slot_of_bulk_within_a_tenth_of_a_second_or_so() -> None:
     for rate in (20.0, 53.0, 120.0, 570.0, 2000.0):
-        assert rule.split(rate, reserve=0.05, held=True).bulk.gap(50) < 0.12, rate
+        line = rule.split(rate, reserve=0.05, held=True).bulk
+        assert line.gap(line.size) < 0.06, rate
+        assert line.gap(1) * rate / 50 < 1.2, "and a code costs them little of the rate"
 
 
 def test_small_campaigns_cost_what_they_use_beside_large_ones() -> None:

@@ -91,7 +91,7 @@ def test_nobody_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "threads"), [(None, 16), (1, 3), (14, 3), (100, 3), (600, 8), (2000, 22), (100_000, 64)]
+    ("rate", "threads"), [(None, 16), (1, 3), (14, 9), (100, 22), (600, 22), (2000, 22), (100_000, 64)]
 )
 def test_threads_follow_the_calls_per_second(rate: float | None, threads: int) -> None:
     assert plan.threads(pace.Limits(None, rate, None)) == threads
