@@ -74,7 +74,7 @@ def test_every_lane_sends_what_waits_and_what_comes(box: World, published: str) 
     assert (mail["subject"], mail["text"]) == ("Your order", "It is on its way.")
 
 
-def test_thousands_at_once_grow_the_threads_and_then_they_shrink_again(box: World) -> None:
+def test_ten_thousand_at_once_grow_the_threads_and_then_they_shrink_again(box: World) -> None:
     def threads() -> int:
         [(number,)] = box.execute("SELECT CAST(threads ->> 'critical' AS int) FROM mailpipe.lane_worker") or [(0,)]
         return number or 0
@@ -82,9 +82,9 @@ def test_thousands_at_once_grow_the_threads_and_then_they_shrink_again(box: Worl
     box.stand_in.change(latency_ms=40)
     with working(box, names=["critical"]):
         wait_for(lambda: threads() == DEFAULTS["critical"].least, "the least number of threads")
-        enqueue(box, *(spec(number) for number in range(3_000)))
+        enqueue(box, *(spec(number) for number in range(10_000)))
         wait_for(lambda: threads() == DEFAULTS["critical"].most, "the most threads")
-        wait_until(box, sent=3_000)
+        wait_until(box, sent=10_000)
         wait_for(lambda: threads() == DEFAULTS["critical"].least, "the threads to leave")
 
 
