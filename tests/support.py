@@ -82,6 +82,7 @@ class World:
         self.stand_in.change(
             rate=100_000,
             rate_tolerance=0,
+            call_rate=100_000,
             daily_quota=-1,
             sending_enabled=True,
             suspended=False,

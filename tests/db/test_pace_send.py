@@ -104,3 +104,36 @@ def test_a_person_looks_at_the_pace_and_limits_it(scene: World) -> None:
     told = CliRunner().invoke(main, ["pace", "--limit", "300"], env=environment).stdout
     assert "rate, recipients/s" in told and "ordered with --limit" in told
     assert "24 h" not in told, "without a quota nothing is counted"
+
+
+def test_a_limit_of_calls_that_nobody_knows_is_found_while_the_campaign_goes_on(scene: World) -> None:
+    """The account allows 12 calls of 50 a second, and in truth no more than 4."""
+    scene.people(700)
+    key = scene.ready(chunk_size=100)
+    scene.stand_in.change(rate=600, call_rate=4)
+    ended = threading.Event()
+    waits: list[str] = []
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            waits.append(scene.progress(key).waiting or "")
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        assert scene.send(key).end is End.COMPLETE
+    finally:
+        ended.set()
+        watcher.join()
+    assert scene.keep_promises(key) == {"sent": 700}
+    assert any(text.startswith("waiting for rate until 2") for text in waits)
+    burned = scene.execute(
+        "SELECT count(*) FROM mailpipe.outcome WHERE campaign_id = %(id)s", {"id": scene.campaign(key).campaign_id}
+    )
+    assert burned == [(0,)], "nobody failed, and no attempt was counted"
+    with scene.database.connection() as connection:
+        limits = pace.read(connection)
+        assert limits.call_rate is not None and 2 < limits.call_rate < 4.2
+        assert limits.call_size == 50 and limits.ease == 1, "the rate by recipients is another limit"
+        connection.execute("UPDATE mailpipe.pace SET call_rate_at = call_rate_at - interval '50 s'")
+        assert pace.read(connection).call_rate > limits.call_rate + 0.9, "it grows slowly again"
