@@ -28,6 +28,7 @@ from mailpipe.experiment.spec import Experiment
 from mailpipe.lines import Canary, Lines
 from mailpipe.schedule.when import Duration, Moment, When
 from mailpipe.segment import Segment
+from mailpipe.sendtime.spec import Optimise, awake
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
 from mailpipe.waves.spec import Gates, Warmup, Wave
@@ -94,6 +95,15 @@ class Spec(When):
         Canary | None, pydantic.Field(description="Slices that go ahead of the rest; empty: all go at once")
     ] = None
     lines: Annotated[Lines, pydantic.Field(description="Where the breaker stops it; empty: the usual lines")] = Lines()
+    mode: Annotated[
+        Literal["optimised"] | None,
+        pydantic.Field(
+            description="optimised: everybody at their own best hour after `due_at`; empty: as the times say"
+        ),
+    ] = None
+    optimise: Annotated[
+        Optimise | None, pydantic.Field(description="How hours are chosen in mode optimised; empty: the usual way")
+    ] = None
     experiment: Annotated[
         Experiment | None,
         pydantic.Field(
@@ -147,11 +157,38 @@ class Spec(When):
         return self
 
     @pydantic.model_validator(mode="after")
+    def _mode_agrees(self) -> Self:
+        if self.mode is None:
+            if self.optimise is not None:
+                raise ValueError("optimise belongs to mode: optimised, which is not given")
+            return self
+        if self.send_at is not None:
+            raise ValueError(
+                "mode: optimised gives everybody an hour of their own, and send_at one hour to all; give due_at, after which"
+                " the hours begin, or leave mode out"
+            )
+        if self.experiment is not None and self.experiment.by_hour:
+            raise ValueError(
+                "mode: optimised chooses the hours, and so would the variants of experiment; leave one of them out"
+            )
+        hours = awake((self.optimise or Optimise()).hours, self.quiet_hours)
+        if not hours.any():
+            raise ValueError("optimise: no hour of window lies outside of quiet_hours")
+        if (self.optimise or Optimise()).control and not hours[(self.optimise or Optimise()).control_hour]:
+            raise ValueError("optimise: control_hour lies in quiet_hours")
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _waves_agree(self) -> Self:
         check_waves(self.waves, self.warmup)
         if not self.in_waves:
             return self
         name = "waves" if self.waves is not None else "warmup"
+        if self.mode == "optimised":
+            raise ValueError(
+                f"{name} says when people are due, and so does mode: optimised; a new domain needs the order of its warm-up"
+                " more than anybody's best hour, so leave mode out until it is warm"
+            )
         if self.is_local:
             raise ValueError(
                 f"{name} says when people are due, and so does send_at in each recipient's zone; give due_at, or send_at"
@@ -174,6 +211,11 @@ class Spec(When):
     def days_of(self) -> str:
         """The zone whose days a warm-up counts."""
         return self.warmup.timezone if self.warmup else "UTC"
+
+    @property
+    def varies(self) -> bool:
+        """Whether zones alone make a difference. In mode optimised people do."""
+        return self.mode is None and super().varies
 
     @property
     def in_waves(self) -> bool:

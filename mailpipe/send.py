@@ -32,6 +32,8 @@ from mailpipe.experiment import decision
 from mailpipe.ledger import SliceCounts
 from mailpipe.links import Signer
 from mailpipe.schedule import launch, window
+from mailpipe.schedule.launch import AHEAD
+from mailpipe.sendtime.choose import STEP
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
 from mailpipe.worker import Job, Letters, Tally, Worker
@@ -137,7 +139,9 @@ def run(
         opening=ledger.opening(found.campaign_id, found.spec.topic, consent=config.consent),
     )
     threads = config.threads or steps.run(lambda connection: plan.threads(shared.limits(connection)))
-    crew = _Crew(job, slices, horizon, threads, asked)
+    # Where people are due every five minutes, one run stays for all of them.
+    patience = max(horizon, STEP + AHEAD.total_seconds()) if found.spec.mode else horizon
+    crew = _Crew(job, slices, patience, threads, asked)
 
     def look(connection: Connection) -> None:
         crew.look(connection, config)

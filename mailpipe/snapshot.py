@@ -23,6 +23,7 @@ from mailpipe.db import Connection, queries
 from mailpipe.errors import SnapshotError
 from mailpipe.experiment import assign
 from mailpipe.schedule import timing, when
+from mailpipe.sendtime import plan
 from mailpipe.settings import Settings
 from mailpipe.waves.assign import Waves
 
@@ -208,7 +209,8 @@ def _freeze(
             "labels": ["{" + ",".join(cell.labels) + "}" for cell in of_cuts],
         },
     )
-    timing.keep(connection, campaign_id, [None if cell.held else cell.window.due_at for cell in placed.cells], cuts)
+    launches = [None if cell.held else cell.window.due_at for cell in placed.cells]
+    timing.keep(connection, campaign_id, plan.launches(launches) if found.spec.mode else launches, cuts)
     if unusable:
         table.run("skip", {"campaign_id": campaign_id, "seqs": unusable})
     connection.execute(
@@ -232,9 +234,11 @@ def _freeze(
     return taken
 
 
-def _assigners(_settings: Settings, found: campaign.Campaign) -> list[cells.Assigner]:
+def _assigners(settings: Settings, found: campaign.Campaign) -> list[cells.Assigner]:
     """What tells the people of this campaign apart beside their zones, in the order in which each builds on those before."""
     found_by: list[cells.Assigner] = []
+    if found.spec.mode == "optimised":
+        found_by.append(plan.SendTimes(found, settings.default_timezone))
     if found.spec.experiment:
         found_by.append(assign.Split.of(found))
     if found.spec.in_waves:

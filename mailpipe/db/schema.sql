@@ -11,6 +11,7 @@
 -- `soft_bounce`; latency.py `latency`; breaker.py `breaker_trip` and `postmaster_rate`; suppression.py `suppression`,
 -- `suppression_removed` and `opt_out`; suppression_sync.py its two tables; pace.py `pace`; identity.py `instance`; scanner_guard.py `unsubscribe_minute`.
 -- engagement/ its four tables, waves/advance.py `wave_gate`, and how held people are cut into chunks anew. Under experiment/: decision.py `experiment`, assign.py `holdout`. Under schedule/: timing.py `due`, window.py the windows of `chunk`, recurring.py `schedule` and `occurrence`.
+-- sendtime/hours.py `send_hours`, `send_curve` and `send_refresh`, sendtime/plan.py `send_explored`, sendtime/uplift.py `send_counted`.
 
 CREATE SCHEMA mailpipe;
 
@@ -842,4 +843,42 @@ CREATE TABLE mailpipe.engagement_import (
     events   bigint NOT NULL,                                  -- human reactions, one for each mail or hour
     machines bigint NOT NULL,
     people   integer NOT NULL
+);
+
+-- When a mail is best sent, by the recipient's own clock. Written anew as a whole by sendtime/hours.py, from `engagement`; plans read it.
+CREATE TABLE mailpipe.send_hours (
+    person_id  text PRIMARY KEY,
+    hour       smallint NOT NULL CHECK (hour BETWEEN 0 AND 23),    -- the best one in daytime
+    confidence real NOT NULL CHECK (confidence BETWEEN 0 AND 1),   -- 0: others decide; 1: the person's own data do
+    worth      bytea NOT NULL CHECK (length(worth) = 24),          -- of sending at each hour, in 255ths of the best one
+    why        text NOT NULL CHECK (why IN ('own', 'segment', 'everybody', 'default')) -- whose data
+);
+
+-- The same of people who are not in `send_hours`, by zone; the row without one is for all other zones.
+CREATE TABLE mailpipe.send_curve (
+    zone   text PRIMARY KEY,                                       -- '': of none of these
+    hour   smallint NOT NULL CHECK (hour BETWEEN 0 AND 23),
+    worth  bytea NOT NULL CHECK (length(worth) = 24),
+    why    text NOT NULL CHECK (why IN ('segment', 'everybody', 'default')),
+    events real NOT NULL                                           -- decayed engagements that it rests on
+);
+
+-- One row: when both were written last.
+CREATE TABLE mailpipe.send_refresh (
+    only_row     boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    refreshed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    folded_to    date,                                             -- of the engagement that it was made of
+    people       integer NOT NULL,
+    prior        real NOT NULL,                                    -- how much a person's own data had to outweigh
+    seconds      real NOT NULL
+);
+
+-- People of a campaign whose hour was drawn among all allowed ones, so that hours can be compared afterwards.
+CREATE TABLE mailpipe.send_explored (
+    campaign_id integer NOT NULL REFERENCES mailpipe.campaign,
+    user_id     text NOT NULL,
+    hour        smallint NOT NULL CHECK (hour BETWEEN 0 AND 23),   -- the one drawn, by the person's clock
+    best_hour   smallint NOT NULL CHECK (best_hour BETWEEN 0 AND 23), -- the one that they would have got
+    propensity  real NOT NULL CHECK (propensity > 0 AND propensity <= 1), -- with which each of the allowed ones was drawn
+    PRIMARY KEY (campaign_id, user_id)
 );

@@ -53,7 +53,7 @@ def hold_out(connection: Connection, found: Campaign, staged: str) -> None:
 
 def is_by_clock(spec: Spec) -> bool:
     """Whether people are due at a time of their day, which the rest has to keep; otherwise it is due at the decision."""
-    return spec.is_local or (spec.experiment is not None and spec.experiment.by_hour)
+    return spec.is_local or spec.mode == "optimised" or (spec.experiment is not None and spec.experiment.by_hour)
 
 
 def shift(spec: Spec, variant: Variant) -> timedelta:

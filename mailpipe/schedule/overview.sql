@@ -23,7 +23,8 @@ ORDER BY s.schedule_id LIMIT :most;
 -- name: campaigns
 WITH chosen AS (
     SELECT g.campaign_id, g.key, g.state, g.due_at, g.spec ->> 'send_at' AS send_at, g.spec ->> 'timezone' AS timezone,
-           CASE WHEN g.spec ->> 'send_at' IS NOT NULL AND g.spec ->> 'timezone' = 'recipient' THEN 'local' ELSE 'scheduled' END AS type,
+           CASE WHEN g.spec ->> 'mode' = 'optimised' THEN 'optimised'
+                WHEN g.spec ->> 'send_at' IS NOT NULL AND g.spec ->> 'timezone' = 'recipient' THEN 'local' ELSE 'scheduled' END AS type,
            CASE g.state WHEN 'draft' THEN 'pending' WHEN 'approved' THEN 'pending' WHEN 'cancelled' THEN 'failed' ELSE g.state END AS status
     FROM mailpipe.campaign g
     WHERE g.campaign_id < coalesce(CAST(:below AS integer), 2147483647)

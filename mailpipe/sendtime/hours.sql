@@ -1,0 +1,55 @@
+-- The hours table: read from `engagement`, written anew.
+
+-- name: zones
+SELECT coalesce(zone, '') AS zone, count(*) FROM mailpipe.engagement GROUP BY 1 ORDER BY 1;
+
+-- name: state
+SELECT folded_to, freshness FROM mailpipe.engagement_state;
+
+-- name: number_zones
+CREATE TEMPORARY TABLE send_zone ON COMMIT DROP AS
+SELECT x.zone, CAST(x.number - 1 AS integer) AS number FROM unnest(CAST(:zones AS text[])) WITH ORDINALITY AS x(zone, number);
+
+-- name: read
+-- Fields of fixed length first, so that a block of rows is one array.
+COPY (
+    SELECT e.ev, e.ex, z.number, mailpipe.engagement_weight(e.as_of, coalesce(s.folded_to, e.as_of)), e.person_id
+    FROM mailpipe.engagement e
+    JOIN send_zone z ON z.zone = coalesce(e.zone, '')
+    LEFT JOIN mailpipe.engagement_state s ON true
+) TO STDOUT (FORMAT BINARY);
+
+-- name: empty
+TRUNCATE mailpipe.send_hours, mailpipe.send_curve;
+
+-- name: write
+COPY mailpipe.send_hours (person_id, hour, confidence, worth, why) FROM STDIN (FORMAT BINARY);
+
+-- name: write_curves
+INSERT INTO mailpipe.send_curve (zone, hour, worth, why, events)
+SELECT * FROM unnest(CAST(:zones AS text[]), CAST(:hours AS smallint[]), CAST(:worths AS bytea[]), CAST(:whys AS text[]), CAST(:events AS real[]));
+
+-- name: keep
+INSERT INTO mailpipe.send_refresh (folded_to, people, prior, seconds) VALUES (:folded_to, :people, :prior, :seconds)
+ON CONFLICT (only_row) DO UPDATE SET refreshed_at = clock_timestamp(), folded_to = EXCLUDED.folded_to, people = EXCLUDED.people,
+    prior = EXCLUDED.prior, seconds = EXCLUDED.seconds;
+
+-- name: known
+ANALYZE mailpipe.send_hours, mailpipe.send_curve;
+
+-- name: summary
+SELECT hour, why, count(*), avg(confidence) FROM mailpipe.send_hours GROUP BY 1, 2 ORDER BY 1, 2;
+
+-- name: refreshed
+SELECT refreshed_at, folded_to, people, prior, seconds FROM mailpipe.send_refresh;
+
+-- name: of_person
+SELECT h.hour, h.confidence, h.why, h.worth, e.zone, coalesce(e.events * mailpipe.engagement_weight(e.as_of, coalesce(s.folded_to, e.as_of)), 0)
+FROM mailpipe.send_hours h
+LEFT JOIN mailpipe.engagement e USING (person_id)
+LEFT JOIN mailpipe.engagement_state s ON true
+WHERE h.person_id = :person_id;
+
+-- name: stale
+-- People whose engagement is known, but not their hour: the fold has gone on, and nobody has refreshed.
+SELECT (SELECT count(*) FROM mailpipe.engagement) - (SELECT count(*) FROM mailpipe.send_hours);
