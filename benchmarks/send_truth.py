@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mailpipe.engagement.rule import CLICK, HOURS, OPEN
 from mailpipe.sendtime import model
-from mailpipe.sendtime.model import BASE_HOUR, DAYTIME, HOURS
+from mailpipe.sendtime.model import DAYTIME
+from mailpipe.sendtime.spec import BASE_HOUR
 
 MAILS = 26
 MACHINES = 0.45
@@ -98,7 +100,7 @@ def play(truth: World, rng: np.random.Generator) -> Seen:
             clicked = now & (rng.random(people) < CLICKS)
             # Nobody can tell an open of these people from their machine's.
             seen = clicked | (now & ~truth.machine)
-            ev[seen, hour] += np.where(clicked[seen], model.CLICK, model.OPEN)
+            ev[seen, hour] += np.where(clicked[seen], CLICK, OPEN)
             human_opens[now & ~truth.machine, hour] += 1
             ages[age] += (now & ~truth.machine).sum()
             end[seen] = age

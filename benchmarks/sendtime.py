@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from benchmarks import send_histories, send_truth
 from benchmarks.ground import PeakMemory, emit, say
 from benchmarks.send_histories import History
+from mailpipe.engagement.rule import HOURS
 from mailpipe.sendtime import model
-from mailpipe.sendtime.model import BASE_HOUR, HOURS
+from mailpipe.sendtime.spec import BASE_HOUR
 
 CUTS = 10
 DAY = 86_400

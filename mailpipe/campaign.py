@@ -172,7 +172,7 @@ class Spec(When):
                 "mode: optimised chooses the hours, and so would the variants of experiment; leave one of them out"
             )
         hours = awake((self.optimise or Optimise()).hours, self.quiet_hours)
-        if not hours.any():
+        if not any(hours):
             raise ValueError("optimise: no hour of window lies outside of quiet_hours")
         if (self.optimise or Optimise()).control and not hours[(self.optimise or Optimise()).control_hour]:
             raise ValueError("optimise: control_hour lies in quiet_hours")

@@ -33,7 +33,7 @@ from mailpipe.ledger import SliceCounts
 from mailpipe.links import Signer
 from mailpipe.schedule import launch, window
 from mailpipe.schedule.launch import AHEAD
-from mailpipe.sendtime.choose import STEP
+from mailpipe.sendtime.spec import STEP
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
 from mailpipe.worker import Job, Letters, Tally, Worker

@@ -23,7 +23,7 @@ from mailpipe.db import Connection, queries
 from mailpipe.errors import SnapshotError
 from mailpipe.experiment import assign
 from mailpipe.schedule import timing, when
-from mailpipe.sendtime import plan
+from mailpipe.sendtime.spec import launches
 from mailpipe.settings import Settings
 from mailpipe.waves.assign import Waves
 
@@ -209,8 +209,8 @@ def _freeze(
             "labels": ["{" + ",".join(cell.labels) + "}" for cell in of_cuts],
         },
     )
-    launches = [None if cell.held else cell.window.due_at for cell in placed.cells]
-    timing.keep(connection, campaign_id, plan.launches(launches) if found.spec.mode else launches, cuts)
+    dues = [None if cell.held else cell.window.due_at for cell in placed.cells]
+    timing.keep(connection, campaign_id, launches(dues) if found.spec.mode else dues, cuts)
     if unusable:
         table.run("skip", {"campaign_id": campaign_id, "seqs": unusable})
     connection.execute(
@@ -238,6 +238,9 @@ def _assigners(settings: Settings, found: campaign.Campaign) -> list[cells.Assig
     """What tells the people of this campaign apart beside their zones, in the order in which each builds on those before."""
     found_by: list[cells.Assigner] = []
     if found.spec.mode == "optimised":
+        # Loading numpy takes a tenth of a second, which no other campaign and no look at one should pay.
+        from mailpipe.sendtime import plan  # noqa: PLC0415
+
         found_by.append(plan.SendTimes(found, settings.default_timezone))
     if found.spec.experiment:
         found_by.append(assign.Split.of(found))

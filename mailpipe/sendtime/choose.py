@@ -5,19 +5,17 @@ Every person is a row; every possible time is a column: an hour of their clock t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mailpipe.engagement.rule import HOURS
 from mailpipe.schedule import zones
-from mailpipe.sendtime.model import HOURS
+from mailpipe.sendtime.spec import LABELS, STEP
 
-STEP = 300
-"""Seconds by which due times differ within an hour. A hash gives each person theirs: nobody likes everything at the full hour."""
 STEPS = 3600 // STEP
 PASSES = 24
 HEADROOM = 0.8
@@ -26,12 +24,8 @@ HEADROOM = 0.8
 Ints = NDArray[np.int64]
 
 
-class Group(IntEnum):
-    """What a person is part of. Its name is the label of the chunk."""
-
-    optimised = 0
-    control = 1
-    explore = 2
+OPTIMISED, CONTROL, EXPLORE = range(len(LABELS))
+"""Groups, by the places of their labels."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,7 @@ class Slots:
 
 
 def slots(
-    names: list[str], hours: NDArray[np.bool_], base: datetime, horizon: timedelta, until: datetime | None = None
+    names: list[str], hours: Sequence[bool], base: datetime, horizon: timedelta, until: datetime | None = None
 ) -> Slots:
     """What the zones offer of the allowed hours of the day: all that begin from `base` on and before the horizon ends, and are over
     by `until`. Of the hour that has begun already, what is left of it."""
@@ -75,9 +69,9 @@ def slots(
 def draw(digests: NDArray[np.uint32], explore: float, control: float) -> NDArray[np.int8]:
     """The group of each person; `digests` are four independent numbers of a salted hash for each."""
     place = digests[:, 0] / 2**32
-    groups = np.full(len(digests), int(Group.optimised), np.int8)
-    groups[place < control + explore] = Group.explore
-    groups[place < control] = Group.control
+    groups = np.full(len(digests), OPTIMISED, np.int8)
+    groups[place < control + explore] = EXPLORE
+    groups[place < control] = CONTROL
     return groups
 
 
@@ -112,9 +106,9 @@ def choose(
     values = np.where(usable, np.tile(worth, width // HOURS).astype(np.int16) + 1, 0)
     best = np.argmax(values, axis=1)
     columns = best.copy()
-    controls = groups == Group.control
+    controls = groups == CONTROL
     columns[controls] = _fixed(of_zone.open, control_hour)[zone[controls]]
-    drawn = groups == Group.explore
+    drawn = groups == EXPLORE
     today = of_zone.open[:, :HOURS]
     nth = (digests[drawn, 1] % np.maximum(today.sum(axis=1), 1)[zone[drawn]]).astype(np.int64)
     columns[drawn] = np.argmax(np.cumsum(today[zone[drawn]], axis=1) > nth[:, None], axis=1)
@@ -128,7 +122,7 @@ def choose(
     everybody = np.arange(len(zone))
     moved = passes = 0
     if capacity is not None:
-        movable = groups == Group.optimised
+        movable = groups == OPTIMISED
         passes, moved = _relieve(values, columns, movable, due, capacity)
     return Choice(columns, best, due(everybody, columns), propensity, moved, passes)
 
@@ -150,8 +144,8 @@ def _relieve(
     """Move people out of hours that hold more than `capacity`: those who lose least by their next best hour with room. Changes
     `columns` and `values`; answers passes and moves."""
     everybody = np.arange(len(columns))
-    first = due(everybody, columns) // 3600
-    origin = int(first.min(initial=0)) - 2 * HOURS
+    # Nobody is due more than two days before or after anybody else.
+    origin = int(due(everybody, columns).min()) // 3600 - 3 * HOURS if len(columns) else 0
     moved = 0
     for number in range(PASSES):
         hour = due(everybody, columns) // 3600 - origin

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from psycopg.rows import class_row
 
 from mailpipe.db import Connection, queries
+from mailpipe.engagement.rule import HOURS
 from mailpipe.sendtime import model
-from mailpipe.sendtime.model import HOURS, Curves, Scores, Why
+from mailpipe.sendtime.model import Curves, Scores, Why
 
 QUERIES = queries.beside(__file__)
 

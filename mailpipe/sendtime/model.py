@@ -21,14 +21,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-HOURS = 24
-BASE_HOUR = 10
-"""Of the recipient's clock: when a mail is sent to somebody of whom, and of whose like, nothing is known."""
-CLICK, OPEN = 2.0, 1.0
-"""What a human engagement weighs."""
-FRESHNESS = 1 / np.arange(1.0, HOURS + 1)
-"""How likely a mail is to be engaged with in its first, second, ... hour, beside its first: a quarter of all opens come within one
-hour, two thirds within six, as published studies of billions of mails have it (21-33 % and 52-61 %)."""
+from mailpipe.engagement.rule import CLICK, DEFAULT_FRESHNESS, HOURS, OPEN
+from mailpipe.sendtime.spec import BASE_HOUR, Optimise
+
+FRESHNESS = np.array(DEFAULT_FRESHNESS)
+"""How likely a mail is to be engaged with in its first, second, ... hour, where nothing better is known."""
 _ROWS = 8_192
 _OWN = 0.5
 
@@ -117,13 +114,8 @@ def base_curve(best: int = BASE_HOUR, window: int = SHAPE.window) -> Curves:
     return np.asarray(np.roll(wave, best - peak), np.float32)
 
 
-def allowed(first: int = 8, last: int = 20) -> NDArray[np.bool_]:
-    """Hours in which mail may be sent, as a mask: from `first` to `last`, both of them included; the span may hold midnight."""
-    hours = np.arange(HOURS)
-    return (hours - first) % HOURS <= (last - first) % HOURS
-
-
-DAYTIME = allowed()
+DAYTIME = np.array(Optimise().hours)
+"""The hours among which everybody's best one is kept."""
 
 
 class Event(NamedTuple):

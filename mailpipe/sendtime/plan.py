@@ -20,15 +20,14 @@ from mailpipe import pace
 from mailpipe.campaign import Campaign
 from mailpipe.cells import Cell, Column
 from mailpipe.db import Connection, queries
+from mailpipe.engagement.rule import HOURS
 from mailpipe.schedule import when, zones
 from mailpipe.sendtime import choose, hours, model
-from mailpipe.sendtime.choose import HEADROOM, STEP, Choice, Group, Slots
-from mailpipe.sendtime.model import HOURS
-from mailpipe.sendtime.spec import Optimise, awake
+from mailpipe.sendtime.choose import EXPLORE, HEADROOM, OPTIMISED, Choice, Slots
+from mailpipe.sendtime.spec import LABELS, STEP, Optimise, awake
 
 QUERIES = queries.beside(__file__)
 
-LABELS = tuple(group.name for group in Group)
 _STAGED = np.dtype(
     [
         ("fields", ">i2"),
@@ -89,7 +88,7 @@ class SendTimes:
         self._told = {
             "without_own_hour": int(cold),
             "moved_for_pace": choice.moved,
-            "hours": _by_hour(choice.columns[groups == Group.optimised]),
+            "hours": _by_hour(choice.columns[groups == OPTIMISED]),
         }
         return [Column("send_time", "send_choice.key", "JOIN send_choice ON send_choice.place = person.place")]
 
@@ -126,7 +125,7 @@ class SendTimes:
         groups: NDArray[np.int8],
         choice: Choice,
     ) -> None:
-        explores = groups == Group.explore
+        explores = groups == EXPLORE
         connection.execute(
             QUERIES.filled("note", staged=staged),
             {
@@ -148,11 +147,11 @@ class SendTimes:
     ) -> None:
         """Write everybody's key: due time, group, and, where quiet hours are counted by it, the zone."""
         zone = people["zone"].astype(np.int64) if self._spec.quiet_hours else np.zeros(len(people), np.int64)
-        origin = int(choice.due.min(initial=0))
-        packed = (zone * 2**20 + (choice.due - origin) // STEP) * len(Group) + groups
+        origin = int(choice.due.min()) if len(people) else 0
+        packed = (zone * 2**20 + (choice.due - origin) // STEP) * len(LABELS) + groups
         met, numbers = np.unique(packed, return_inverse=True)
         for one in met.tolist():
-            rest, group = divmod(one, len(Group))
+            rest, group = divmod(one, len(LABELS))
             row, step = divmod(rest, 2**20)
             self._keys.append((names[row], origin + step * STEP, LABELS[group]))
         rows = np.empty(len(people), _CHOSEN)
@@ -198,21 +197,3 @@ class SendTimes:
 def _by_hour(columns: NDArray[np.int64]) -> dict[str, int]:
     counts = np.bincount(columns % HOURS, minlength=HOURS)
     return {f"{hour:02}": int(number) for hour, number in enumerate(counts) if number}
-
-
-def launches(dues: Sequence[datetime | None]) -> list[datetime | None]:
-    """For when runs are launched, in place of each due time: a run waits for those who are due five minutes later, so one is enough
-    for an hour without a gap."""
-    made: dict[datetime, datetime] = {}
-    begun = before = None
-    for due_at in sorted({due_at for due_at in dues if due_at is not None}):
-        if (
-            begun is None
-            or before is None
-            or due_at - before > timedelta(seconds=STEP)
-            or due_at - begun >= timedelta(hours=1)
-        ):
-            begun = due_at
-        made[due_at] = begun
-        before = due_at
-    return [None if due_at is None else made[due_at] for due_at in dues]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import time
+from collections.abc import Sequence
+from datetime import datetime, time, timedelta
 from typing import Annotated, Self
 
-import numpy as np
 import pydantic
-from numpy.typing import NDArray
 
+from mailpipe.engagement.rule import HOURS
 from mailpipe.schedule.when import Duration, Quiet
-from mailpipe.sendtime import model
-from mailpipe.sendtime.model import BASE_HOUR, HOURS
 
+BASE_HOUR = 10
+"""Of the recipient's clock: when a mail is sent to somebody of whom, and of whose like, nothing is known."""
 HORIZON = 24 * 3600
+STEP = 300
+"""Seconds by which due times differ within an hour. A hash gives each person theirs: nobody likes everything at the full hour."""
+LABELS = ("optimised", "control", "explore")
+"""What people of such a campaign are part of, as their chunks are labelled."""
 
 
 class Optimise(pydantic.BaseModel):
@@ -58,23 +62,42 @@ class Optimise(pydantic.BaseModel):
         return self
 
     @property
-    def hours(self) -> NDArray[np.bool_]:
-        """The hours of the window, as a mask."""
+    def hours(self) -> tuple[bool, ...]:
+        """Which of the 24 hours lie in the window; it may hold midnight."""
         span = Quiet.parse(self.window)
-        return model.allowed(span.start.hour, (span.end.hour - 1) % HOURS)
+        length = (span.end.hour - span.start.hour) % HOURS
+        return tuple((hour - span.start.hour) % HOURS < length for hour in range(HOURS))
 
 
-def awake(hours: NDArray[np.bool_], quiet_hours: str | None) -> NDArray[np.bool_]:
+def awake(hours: tuple[bool, ...], quiet_hours: str | None) -> tuple[bool, ...]:
     """Those of the hours in which no minute is quiet."""
     if quiet_hours is None:
         return hours
     quiet = Quiet.parse(quiet_hours)
 
-    def is_quiet(hour: int, minute: int) -> bool:
-        now = time(hour, minute)
+    def is_quiet(now: time) -> bool:
         if quiet.start < quiet.end:
             return quiet.start <= now < quiet.end
         return now >= quiet.start or now < quiet.end
 
-    loud = [not any(is_quiet(hour, minute) for minute in range(60)) for hour in range(HOURS)]
-    return np.asarray(hours & np.array(loud))
+    return tuple(
+        open_ and not any(is_quiet(time(hour, minute)) for minute in range(60)) for hour, open_ in enumerate(hours)
+    )
+
+
+def launches(dues: Sequence[datetime | None]) -> list[datetime | None]:
+    """For when runs are launched, in place of each due time: a run waits for those who are due five minutes later, so one is enough
+    for an hour without a gap."""
+    made: dict[datetime, datetime] = {}
+    begun = before = None
+    for due_at in sorted({due_at for due_at in dues if due_at is not None}):
+        if (
+            begun is None
+            or before is None
+            or due_at - before > timedelta(seconds=STEP)
+            or due_at - begun >= timedelta(hours=1)
+        ):
+            begun = due_at
+        made[due_at] = begun
+        before = due_at
+    return [None if due_at is None else made[due_at] for due_at in dues]

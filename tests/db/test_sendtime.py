@@ -1,0 +1,202 @@
+"""Send times on a real database: the table of hours, and campaigns that are planned by it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mailpipe.db import Connection, Database
+from mailpipe.schedule import overview, zones
+from mailpipe.sendtime import hours
+from tests.support import World
+
+ZONES = ("Asia/Ho_Chi_Minh", "Europe/Berlin", "America/New_York")
+SOON = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) + timedelta(hours=3)
+
+
+@pytest.fixture
+def connection(database: Database) -> Iterator[Connection]:
+    with database.connection() as connection:
+        yield connection
+
+
+def engaged(
+    connection: Connection,
+    people: Sequence[int],
+    hour: int,
+    *,
+    events: float = 10,
+    zone: str | None = ZONES[0],
+    days_ago: int = 0,
+) -> None:
+    """People who engaged at one hour, and were mailed at all of them."""
+    ev = [float(events) if at == hour else 0.0 for at in range(24)]
+    connection.execute(
+        "INSERT INTO mailpipe.engagement (person_id, zone, as_of, events, mails, ev, ex, since, tier)"
+        " SELECT CAST(i AS text), %s, CURRENT_DATE - %s, %s, 20, %s, %s, now(), 3 FROM unnest(CAST(%s AS integer[])) i",
+        (zone, days_ago, float(events), ev, [1.0] * 24, list(people)),
+    )
+
+
+def plan(scene: World, **fields: Any) -> tuple[Any, list[Any]]:
+    """A frozen campaign, and of each of its people: id, zone, due time, labels."""
+    key = scene.create(mode="optimised", due_at=SOON.isoformat(), **fields)
+    taken = scene.freeze(key)
+    people = scene.execute(
+        "SELECT CAST(user_id AS integer), d.timezone, d.due_at, labels[1] FROM mailpipe.delivery d"
+        " JOIN mailpipe.campaign g USING (campaign_id) WHERE key = %(key)s ORDER BY 1",
+        {"key": key},
+    )
+    return taken, people
+
+
+def local(zone: str, at: datetime) -> int:
+    return zones.wall(zone, at).hour
+
+
+def test_without_engagement_nobody_is_in_the_table_and_the_curve_of_all_says_ten(connection: Connection) -> None:
+    found = hours.refresh(connection)
+    assert (found.people, hours.summary(connection)) == (0, [])
+    assert connection.execute("SELECT zone, hour, why FROM mailpipe.send_curve").fetchall() == [("", 10, "default")]
+
+
+def test_everybody_in_engagement_gets_an_hour_with_its_reason(connection: Connection) -> None:
+    engaged(connection, range(1, 121), 9, events=1, zone="Europe/Berlin")
+    engaged(connection, [200], 19, events=40, zone="Europe/Berlin")
+    engaged(connection, [201], 0, events=0, zone="Europe/Berlin")
+    engaged(connection, [202], 0, events=0, zone=None)
+    found = hours.refresh(connection)
+    assert (found.people, hours.without_hour(connection)) == (123, 0)
+    one, cold = hours.of_person(connection, "200"), hours.of_person(connection, "201")
+    assert one is not None and cold is not None
+    assert (one.why, one.worth[one.hour]) == ("own", 1) and one.hour in (17, 18, 19)
+    assert "40.0 recent mails" in one.text and 0 < one.confidence < 1
+    assert (cold.why, cold.confidence) == ("segment", 0) and cold.hour in (8, 9)
+    nowhere = hours.of_person(connection, "202")
+    assert nowhere is not None and nowhere.why == "everybody" and "everybody else" in nowhere.text
+    assert hours.of_person(connection, "999") is None
+    curves = dict(connection.execute("SELECT zone, why FROM mailpipe.send_curve").fetchall())
+    assert curves == {"Europe/Berlin": "segment", "": "everybody"}
+
+
+def test_a_refresh_replaces_what_was_there_and_old_engagement_counts_less(connection: Connection) -> None:
+    connection.execute(
+        "INSERT INTO mailpipe.engagement_state (folded_to, freshness, thinning, ages, mails, opens, clicks)"
+        " VALUES (CURRENT_DATE, array_fill(CAST(1 AS real), ARRAY[24]), 0.1, array_fill(CAST(0 AS real), ARRAY[24]), 0, 0, 0)"
+    )
+    engaged(connection, [1], 9)
+    engaged(connection, [2], 9, days_ago=400)
+    hours.refresh(connection)
+    new, old = hours.of_person(connection, "1"), hours.of_person(connection, "2")
+    assert new is not None and old is not None and old.confidence < new.confidence / 2
+    connection.execute("DELETE FROM mailpipe.engagement WHERE person_id = '2'")
+    assert hours.without_hour(connection) == -1
+    assert hours.refresh(connection).people == 1
+    assert hours.of_person(connection, "2") is None
+
+
+def test_names_of_people_are_kept_byte_by_byte(connection: Connection) -> None:
+    names = ["a\tb", "back\\slash", "Zoë\n", "x" * 500]
+    for name in names:
+        connection.execute(
+            "INSERT INTO mailpipe.engagement (person_id, as_of, since, tier) VALUES (%s, CURRENT_DATE, now(), 3)",
+            (name,),
+        )
+    hours.refresh(connection)
+    assert {row[0] for row in connection.execute("SELECT person_id FROM mailpipe.send_hours")} == set(names)
+
+
+def test_people_are_due_at_their_hour_in_their_zone_and_the_groups_are_labelled(scene: World) -> None:
+    scene.people(3_000)
+    with scene.database.connection() as connection:
+        for number, zone in enumerate(ZONES):
+            connection.execute("UPDATE users SET timezone = %s WHERE user_id %% 3 = %s", (zone, number))
+            engaged(connection, range(3 + number, 1_001, 3), 18, events=40, zone=zone)
+        hours.refresh(connection)
+    taken, people = plan(scene)
+    assert len(people) == taken.recipients == 3_000
+    by_label = Counter(label for *_, label in people)
+    assert taken.timing["optimised"]["groups"] == dict(by_label)
+    assert by_label["control"] == pytest.approx(300, abs=60) and by_label["explore"] == pytest.approx(150, abs=45)
+    explored = dict(
+        scene.execute(
+            "SELECT CAST(user_id AS integer), ARRAY[hour, best_hour] FROM mailpipe.send_explored WHERE campaign_id = %(id)s",
+            {"id": taken.campaign_id},
+        )
+    )
+    assert set(explored) == {person for person, *_, label in people if label == "explore"}
+    for person, zone, due_at, label in people:
+        hour = local(zone, due_at)
+        assert SOON <= due_at < SOON + timedelta(hours=25) and 8 <= hour <= 20
+        if label == "control":
+            assert hour == 10
+        elif label == "explore":
+            assert hour == explored[person][0]
+        elif 3 <= person <= 1_000:
+            assert hour in (16, 17, 18)
+    assert len({due_at.minute for _, _, due_at, _ in people}) == 12
+    assert taken.timing["optimised"]["without_own_hour"] == 2_002
+    propensities = scene.execute("SELECT DISTINCT round(CAST(1 / propensity AS numeric)) FROM mailpipe.send_explored")
+    assert [int(one) for (one,) in propensities] == [13]
+
+
+def test_nobody_has_an_hour_yet_and_all_are_due_at_ten(scene: World) -> None:
+    scene.people(50)
+    scene.execute("TRUNCATE mailpipe.send_hours, mailpipe.send_curve, mailpipe.engagement")
+    _, people = plan(scene, optimise={"explore": 0, "control": 0})
+    assert {local(zone, due_at) for _, zone, due_at, _ in people} == {10}
+    assert {label for *_, label in people} == {"optimised"}
+
+
+def test_runs_are_launched_by_the_hour_and_the_api_calls_it_optimised(scene: World) -> None:
+    scene.people(2_000)
+    taken, people = plan(scene, optimise={"explore": 0.5, "control": 0})
+    dues = scene.execute(
+        "SELECT due_at, people FROM mailpipe.due WHERE campaign_id = %(id)s ORDER BY 1", {"id": taken.campaign_id}
+    )
+    assert 1 < len(dues) <= 26 < len({due_at for *_, due_at, _ in people})
+    assert sum(number for _, number in dues) == 2_000
+    assert dues[0][0] == min(due_at for *_, due_at, _ in people)
+    with scene.database.connection() as connection:
+        entries, _ = overview.entries(connection, most=5, kind="optimised")
+        assert entries[0].id == f"c{taken.campaign_id}"
+        assert f"c{taken.campaign_id}" not in {
+            one.id for one in overview.entries(connection, most=500, kind="scheduled")[0]
+        }
+
+
+def test_quiet_hours_and_the_end_of_the_campaign_narrow_the_window(scene: World) -> None:
+    scene.people(300)
+    ends = SOON + timedelta(hours=20)
+    taken, people = plan(scene, quiet_hours="18:00-10:00", expires_at=ends.isoformat(), optimise={"explore": 0.5})
+    for _, zone, due_at, _ in people:
+        assert 10 <= local(zone, due_at) < 18 and due_at < ends
+    chunks = scene.execute(
+        "SELECT due_at, quiet_at, timezone FROM mailpipe.chunk WHERE campaign_id = %(id)s", {"id": taken.campaign_id}
+    )
+    assert all(quiet_at > due_at and local(zone, quiet_at) == 18 for due_at, quiet_at, zone in chunks)
+
+
+def test_who_has_no_hour_before_the_end_is_left_out(scene: World) -> None:
+    scene.people(20)
+    scene.execute("UPDATE users SET timezone = 'America/New_York' WHERE user_id <= 10")
+    here, there = (zones.wall(zone, SOON).hour for zone in ZONES[::2])
+    assert here != there
+    hour = (here + 1) % 24
+    window = {"window": f"{hour:02}:00-{(hour + 1) % 24:02}:00", "control": 0}
+    taken, people = plan(scene, expires_at=(SOON + timedelta(hours=3)).isoformat(), optimise=window)
+    assert taken.excluded == {"expired": 10}
+    assert {person for person, *_ in people} == set(range(11, 21))
+
+
+def test_a_crowded_hour_is_relieved_by_the_rate_of_the_campaign(scene: World) -> None:
+    scene.people(1_000)
+    scene.execute("TRUNCATE mailpipe.send_hours, mailpipe.send_curve, mailpipe.engagement")
+    taken, people = plan(scene, rate=0.1, optimise={"explore": 0, "control": 0})
+    load = Counter(due_at.replace(minute=0) for *_, due_at, _ in people)
+    assert max(load.values()) <= 0.1 * 3600 * 0.8 + 1
+    assert taken.timing["optimised"]["moved_for_pace"] >= 1_000 - 289
