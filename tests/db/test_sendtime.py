@@ -79,7 +79,7 @@ def test_everybody_in_engagement_gets_an_hour_with_its_reason(connection: Connec
     nowhere = hours.of_person(connection, "202")
     assert nowhere is not None and nowhere.why == "everybody" and "everybody else" in nowhere.text
     assert hours.of_person(connection, "999") is None
-    curves = dict(connection.execute("SELECT zone, why FROM mailpipe.send_curve").fetchall())
+    curves: dict[str, str] = dict(connection.execute("SELECT zone, why FROM mailpipe.send_curve").fetchall())
     assert curves == {"Europe/Berlin": "segment", "": "everybody"}
 
 

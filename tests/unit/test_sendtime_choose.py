@@ -15,8 +15,8 @@ from mailpipe.engagement.rule import HOURS
 from mailpipe.errors import CampaignError
 from mailpipe.schedule import zones
 from mailpipe.sendtime import choose
-from mailpipe.sendtime.choose import CONTROL, EXPLORE, OPTIMISED, STEP, Slots
-from mailpipe.sendtime.spec import Optimise, awake, launches
+from mailpipe.sendtime.choose import CONTROL, EXPLORE, OPTIMISED, Slots
+from mailpipe.sendtime.spec import STEP, Optimise, awake, launches
 
 BASE = datetime(2026, 11, 27, 9, 17, tzinfo=UTC)
 DAY = timedelta(days=1)
