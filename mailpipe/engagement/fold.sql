@@ -136,7 +136,7 @@ FROM (SELECT person_id, zone, mod(24 + CAST(round(extract(epoch FROM shift) / 36
 WHERE e.person_id = m.person_id AND e.zone IS NULL;
 
 -- name: add
--- Written out element by element: a subquery over the arrays takes three times as long.
+-- Written out element by element: a subquery over the arrays takes four times as long.
 UPDATE mailpipe.engagement e SET
     as_of = greatest(e.as_of, :day), zone = coalesce(m.zone, e.zone),
     events = e.events * w.old + CASE WHEN m.weight IS NULL THEN 0 ELSE w.new END,
