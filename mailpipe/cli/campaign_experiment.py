@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 from rich.console import Group, RenderableType
 
+from mailpipe import campaign
 from mailpipe.cli import session
 from mailpipe.cli.output import dump, facts, show, table, written
 from mailpipe.cli.session import as_option, json_option
 from mailpipe.experiment import decision, look
-from mailpipe.experiment.look import Look
+from mailpipe.experiment.look import EFFECT_DAYS, Effect, Look
 from mailpipe.experiment.rule import CHANCE, RATIO_ALARM
 
 NAME = click.argument("name")
@@ -19,16 +22,28 @@ NAME = click.argument("name")
 @NAME
 @json_option
 def experiment(name: str, as_json: bool) -> None:
-    """What came back of an experiment's arms so far, and what was decided with which numbers.
+    """What came back of an experiment's arms so far, and what was decided with which numbers; what people bought who were
+    held out.
 
     The numbers of now are for people to look at; the decision is made once, at its time, from those that stand then.
     """
     config = session.load()
     with session.database(config) as database, database.connection() as connection:
-        found = look.look(connection, config, name)
+        effect = look.effect(connection, config, name)
+        spec = campaign.get(connection, name).spec
+        found = look.look(connection, config, name) if spec.experiment or not spec.holdout else None
     if as_json:
-        dump(found.to_json())
+        dump({**(found.to_json() if found else {}), "effect": _effect_json(effect)})
         return
+    if found is not None:
+        _show(found)
+    if effect is not None:
+        show(facts(_effect(effect)))
+    elif found is None:
+        click.echo(f"campaign {name} has no experiment; what its holdout shows is known once MAILPIPE_ORDERS is set")
+
+
+def _show(found: Look) -> None:
     rows = [
         (
             arm.variant,
@@ -79,6 +94,22 @@ def decide(name: str, winner: str | None, reason: str | None, person: str, as_js
         click.echo(
             f"campaign {name}: {done.winner} goes to the rest, {done.released or 0:,} people ({done.outcome}: {done.reason})"
         )
+
+
+def _effect_json(effect: Effect | None) -> dict[str, object] | None:
+    if effect is None:
+        return None
+    return {**asdict(effect), "difference": effect.difference}
+
+
+def _effect(effect: Effect) -> dict[str, object]:
+    difference = effect.difference
+    told = "-" if difference is None else f"{difference[0]:+.3%} ({difference[1]:+.3%} to {difference[2]:+.3%})"
+    return {
+        f"bought within {EFFECT_DAYS} days": f"{effect.mailed_buyers:,} of {effect.mailed:,} who were mailed",
+        "of those held out": f"{effect.held_out_buyers:,} of {effect.held_out:,}",
+        "because of the campaign": told,
+    }
 
 
 def _facts(found: Look) -> dict[str, object]:

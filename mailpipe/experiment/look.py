@@ -8,7 +8,9 @@ from datetime import datetime
 from math import sqrt
 from typing import Any
 
-from mailpipe import campaign, hold, snapshot
+from psycopg.rows import class_row
+
+from mailpipe import campaign, hold, orders, snapshot
 from mailpipe.campaign import Spec
 from mailpipe.db import Connection, queries
 from mailpipe.errors import CampaignError
@@ -21,6 +23,7 @@ QUERIES = queries.beside(__file__)
 
 USUAL = {"clicks": 0.02, "orders": 0.005}
 """Rates by which arms are judged before anybody has counted."""
+EFFECT_DAYS = 14
 _SURE = 1.96
 
 
@@ -93,6 +96,42 @@ def look(connection: Connection, settings: Settings, key: str) -> Look:
         waiting=hold.waiting(connection, found.campaign_id).get("experiment", 0),
         held_out=held_out(connection, found.campaign_id),
     )
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Of a campaign that has left people out: how many bought within EFFECT_DAYS after its first mail, of those in its audience
+    (mailed or not: else the two groups would differ in more than the mail) and of those who were held out."""
+
+    mailed: int
+    mailed_buyers: int
+    held_out: int
+    held_out_buyers: int
+
+    @property
+    def difference(self) -> tuple[float, float, float] | None:
+        """By how much the share of buyers is higher because of the campaign, with a 95 % interval; None: a group is empty."""
+        if not self.mailed or not self.held_out:
+            return None
+        one, two = self.mailed_buyers / self.mailed, self.held_out_buyers / self.held_out
+        spread = _SURE * sqrt(one * (1 - one) / self.mailed + two * (1 - two) / self.held_out)
+        return one - two, one - two - spread, one - two + spread
+
+
+def effect(connection: Connection, settings: Settings, key: str) -> Effect | None:
+    """What a campaign has done, by those whom it left out. None: it left nobody out, or there is no query of orders.
+
+    Raises:
+        CampaignError: there is no such campaign.
+        OrdersError: the query cannot be used.
+    """
+    found = campaign.get(connection, key)
+    relation = orders.relation(connection, settings)
+    if found.spec.holdout is None or relation is None:
+        return None
+    given = {"campaign_id": found.campaign_id, "days": EFFECT_DAYS}
+    with connection.cursor(row_factory=class_row(Effect)) as cursor:
+        return cursor.execute(QUERIES.filled("effect", orders=relation), given).fetchone()
 
 
 def held_out(connection: Connection, campaign_id: int) -> int:

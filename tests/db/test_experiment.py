@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from mailpipe import campaign, hold, invariant
 from mailpipe.cli import main
 from mailpipe.errors import CampaignError, SnapshotError, TemplateError
-from mailpipe.experiment import buckets, counts, decision
+from mailpipe.experiment import buckets, counts, decision, look
 from mailpipe.send import End
 from tests.db.test_feedback import COMPLAINT, DELIVERY, take, told
 from tests.ses_events import shape
@@ -476,12 +476,30 @@ def test_a_variant_that_makes_no_mail_is_refused_when_the_campaign_is_created(
         scene.create(experiment=experiment([{"name": "a"}, {"name": "b", **variant}]))
 
 
+def test_the_effect_of_a_campaign_is_seen_by_those_who_were_held_out(scene: World, run: Callable[..., Result]) -> None:
+    scene.people(1_000)
+    key = scene.ready(holdout=0.2)
+    assert "once MAILPIPE_ORDERS is set" in run("campaign", "experiment", key).output
+    scene.send(key)
+    scene.execute("CREATE TABLE bought AS SELECT CAST(i AS text) AS id, now() AS at FROM generate_series(1, 500) i")
+    config = scene.with_settings(orders="SELECT id AS user_id, at AS ordered_at FROM bought")
+    with scene.database.connection() as connection:
+        assert look.effect(connection, scene.settings, key) is None
+        found = look.effect(connection, config, key)
+    assert found is not None and found.difference is not None
+    assert (found.mailed, found.held_out, found.mailed_buyers + found.held_out_buyers) == (800, 200, 500)
+    assert found.difference[1] < 0 < found.difference[2]
+    shown = run("campaign", "experiment", key, env_more={"MAILPIPE_ORDERS": config.orders})
+    assert "of 800 who were mailed" in shown.output
+    scene.execute("DROP TABLE bought")
+
+
 @pytest.fixture
 def run(scene: World, tmp_path: Path) -> Callable[..., Result]:
     environ = {"MAILPIPE_DATABASE_URL": scene.database.url.render_as_string(hide_password=False), "MAILPIPE_USER": "ana",
                "MAILPIPE_SES_ENDPOINT": scene.stand_in.url, "MAILPIPE_VAR": str(tmp_path), "PATH": os.environ["PATH"],
                "MAILPIPE_HOME": str(scene.settings.home), "MAILPIPE_ALLOW_UNSAFE_DURABILITY": "1"}  # fmt: skip
-    return lambda *arguments, **more: CliRunner().invoke(main, arguments, env=environ, **more)
+    return lambda *arguments, env_more=None: CliRunner().invoke(main, arguments, env=environ | (env_more or {}))
 
 
 def test_the_command_line_plans_shows_and_decides(scene: World, run: Callable[..., Result]) -> None:
