@@ -6,6 +6,7 @@ prints the text and exits with 2; a Dagster face shows it as the run's failure. 
 of a service, and keeps its traceback.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +18,20 @@ def of_field(item: Mapping[str, Any]) -> str:
             return "there is no such field"
         case "missing":
             return "is missing"
+        case "string_pattern_mismatch" if words := _in_words(str(item["ctx"]["pattern"])):
+            return words
         case _:
             return str(item["msg"]).removeprefix("Value error, ")
+
+
+def _in_words(pattern: str) -> str | None:
+    """What a pattern such as `^[a-z0-9_-]{1,63}$` expects; None: it is not of that form."""
+    found = re.fullmatch(r"\^\[((?:\w-\w)*)([^\]]*)\]\{(\d+),(\d+)\}\$", pattern)
+    if found is None:
+        return None
+    ranges, others, least, most = found.groups()
+    characters = [*re.findall(r"\w-\w", ranges), *others]
+    return f"expected {least} to {most} of {', '.join(characters[:-1])} and {characters[-1]}"
 
 
 class MailpipeError(Exception):

@@ -29,7 +29,7 @@ def threads(limits: pace.Limits) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """Rates in recipients per second, times in seconds. `sent_last_day`: by SES's count or ours. `binding` names the limit that
+    """Rates in recipients per second, times in seconds. `sent_last_day`: by SES's count or ours, where there is a quota. `binding` names the limit that
     decides; `problems` what cannot be met."""
 
     campaign: str
@@ -106,7 +106,8 @@ def make(
         finish_within=finish_within,
         required_rate=required,
         daily_quota=day.quota,
-        sent_last_day=day.used,
+        # Without a quota nobody counts.
+        sent_last_day=None if day.quota is None else day.used,
         threads=threads(limits),
         binding=binding,
         problems=tuple(problems),

@@ -14,6 +14,7 @@ from mailpipe.cli import campaign_unknown, session
 from mailpipe.cli.output import Bar, dump, facts, minutes, show, table
 from mailpipe.cli.session import json_option
 from mailpipe.db import Database
+from mailpipe.errors import UserError
 from mailpipe.waves import standing
 from mailpipe.waves import table as waves
 
@@ -134,10 +135,10 @@ def who(name: str, person: str, as_json: bool) -> None:
     """Say what happened to one PERSON of a campaign, given by user id or address."""
     with session.database(session.load()) as database, database.connection() as connection:
         fates = report.who(connection, name, person)
+    if not fates:
+        raise UserError(f"campaign {name} has nobody of that user id or address")
     if as_json:
         dump([fate.to_json() for fate in fates])
-    elif not fates:
-        click.echo(f"campaign {name} has nobody of that user id or address")
     for fate in [] if as_json else fates:
         shown = {key.replace("_", " "): value for key, value in fate.to_json().items() if key not in ("events", "told")}
         show(facts({**shown, "seq": str(fate.seq), "events": ", ".join(fate.events) or None}))

@@ -48,7 +48,7 @@ UPDATE mailpipe.schedule SET is_active = :is_active, changed_at = clock_timestam
 
 -- name: approve
 UPDATE mailpipe.schedule SET approver = :approver, template_version = :template_version, changed_at = clock_timestamp()
-WHERE schedule_id = :schedule_id AND deleted_at IS NULL AND spec = :spec;
+WHERE schedule_id = :schedule_id AND deleted_at IS NULL AND changed_at = :changed_at;
 
 -- name: change
 UPDATE mailpipe.schedule

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mailpipe.errors import DatabaseUnavailable, MailpipeError, ServiceError, UserError
+from mailpipe.errors import DatabaseUnavailable, MailpipeError, ServiceError, UserError, of_field
 from mailpipe.ses.answer import without_addresses
 
 MEDIA_TYPE = "application/problem+json"
@@ -69,7 +69,7 @@ class Problem(Exception):
 
 def of_validation(error: pydantic.ValidationError) -> Problem:
     """All that a model found wrong: 400 when the text is no JSON at all, else 422 with a line for each field."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+    found = error.errors(include_url=False, include_input=False)
     errors = [{"field": ".".join(map(str, one["loc"])), "detail": _said(one)} for one in found]
     if found[0]["type"] == "json_invalid":
         return Problem(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {errors[0]['detail']}")
@@ -90,7 +90,7 @@ def _said(error: Any) -> str:
         return "there is no such field; remove it or correct its name"
     if error["type"] == "missing":
         return "this field is required"
-    return str(error["msg"]).removeprefix("Value error, ").removeprefix("Invalid JSON: ")
+    return of_field(error).removeprefix("Invalid JSON: ")
 
 
 def of_error(error: Exception) -> Problem:

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from mailpipe.ses.client import Ses, connect
 from mailpipe.ses.request import bulk_request, check_bulk
 from mailpipe.settings import Settings
 from mailpipe.template import Rendered, Template, load
+from tests.support import wait_for
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -278,9 +278,10 @@ def running(command: Sequence[str], environment: dict[str, str], folder: Path) -
 
 
 def _port(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + START
-    while (announced := re.search(r"running (?:at|on) http://[^:\s]+:(\d+)", log.read_text(), re.IGNORECASE)) is None:
-        ended = process.poll() is not None
-        assert not ended and time.monotonic() < deadline, f"{process.args!r} did not start:\n{log.read_text()[-2000:]}"
-        time.sleep(0.01)
-    return announced[1]
+    def announced() -> re.Match[str] | None:
+        return re.search(r"running (?:at|on) http://[^:\s]+:(\d+)", log.read_text(), re.IGNORECASE)
+
+    wait_for(lambda: announced() is not None or process.poll() is not None, f"{process.args!r}", seconds=START)
+    found = announced()
+    assert found is not None, f"{process.args!r} did not start:\n{log.read_text()[-2000:]}"
+    return found[1]

@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from mailpipe import campaign, db, embedded_postgres, report, settings, snapshot
 from mailpipe.db import Database
 from mailpipe.ses import client
 from mailpipe.settings import Settings
+from tests.support import wait_for
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = """mutation($params: ExecutionParams!) {
@@ -54,7 +54,7 @@ class Dev:
             return json.load(answer)["data"]
 
     def wait_for_end(self, seconds: float = 60.0) -> int:
-        wait_for(lambda: self.process.poll() is not None, seconds)
+        wait_for(lambda: self.process.poll() is not None, "its end", seconds=seconds)
         return int(self.process.returncode)
 
     def leftovers(self) -> list[str]:
@@ -96,7 +96,7 @@ def dev(var: Path) -> Iterator[Dev]:
         )
     config = settings.load({"MAILPIPE_HOME": str(ROOT), "MAILPIPE_VAR": str(var)})
     try:
-        wait_for(lambda: b"Ctrl-C" in output.read_bytes() or process.poll() is not None, 100)
+        wait_for(lambda: b"Ctrl-C" in output.read_bytes() or process.poll() is not None, "its start", seconds=100)
         assert process.poll() is None, output.read_text()
         yield Dev(
             process,
@@ -131,7 +131,7 @@ def test_a_send_is_ended_gracefully_and_no_process_is_left(dev: Dev) -> None:
     }
     launched = dev.graphql(LAUNCH, {"params": params})["launchRun"]
     assert launched["__typename"] == "LaunchRunSuccess", launched
-    wait_for(lambda: _progress(database, key).sent > 20, 60)
+    wait_for(lambda: _progress(database, key).sent > 20, "20 sent", seconds=60)
     database.close()
 
     assert len(dev.leftovers()) > 4, "the look at the processes does not see them"
@@ -162,7 +162,7 @@ def test_ctrl_c_ends_it_too_although_the_shell_had_it_ignored(dev: Dev) -> None:
 def test_killed_it_takes_dagster_with_it(dev: Dev) -> None:
     """What outlives it on purpose is the database and the stand-in, which the next one finds again."""
     os.kill(dev.pid, signal.SIGKILL)
-    wait_for(lambda: not [one for one in dev.leftovers() if "dagster" in one], 30)
+    wait_for(lambda: not [one for one in dev.leftovers() if "dagster" in one], "the end of Dagster", seconds=30)
     assert stand_in.find(dev.settings) is not None
 
 
@@ -190,10 +190,3 @@ def _ready_campaign(dev: Dev, database: Database) -> str:
 def _progress(database: Database, key: str) -> report.Progress:
     with database.connection() as connection:
         return report.progress(connection, key)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)

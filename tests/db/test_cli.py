@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from sqlalchemy.engine import URL
 from mailpipe import db
 from mailpipe.cli import main
 from tests.conftest import admin
-from tests.support import World
+from tests.support import World, wait_for
 
 ROOT = Path(__file__).parents[2]
 FILE = """\
@@ -96,7 +95,7 @@ def test_a_campaign_from_its_file_to_each_persons_fate(world: World, mailpipe: M
     assert (fate["user_id"], fate["state"], sorted(fate["events"])) == ("9", "sent", ["delivery", "send"])
     (fate,) = document(mailpipe("campaign", "who", "flash-sale", "7", "--json"))
     assert (fate["state"], fate["reason"], fate["detail"]) == ("failed", "missing_variable", "city")
-    assert "nobody" in mailpipe("campaign", "who", "flash-sale", "99999").stdout
+    assert "has nobody of that user id" in mailpipe("campaign", "who", "flash-sale", "99999", code=2).stderr
     shown = document(mailpipe("campaign", "show", "flash-sale", "--json"))
     assert [step["action"] for step in shown["history"]] == ["create", "approve", "start"]
     assert {(one["state"], one["reason"]) for one in shown["reasons"]} == {
@@ -158,7 +157,7 @@ def test_told_to_stop_it_records_its_answers_and_gives_its_chunks_back(
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for(lambda: world.progress(key).sent > 100)
+    wait_for(lambda: world.progress(key).sent > 100, "100 sent", seconds=30)
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 130, errors
@@ -220,10 +219,3 @@ def test_a_preview_counts_and_shows_no_address(world: World, mailpipe: Mailpipe)
     past = mailpipe("segment", "preview", "everybody", "--as-of", "2010-01-01T00:00:00Z", "--json")
     assert document(past)["people"] == 0
     assert "no parameter" in mailpipe("segment", "preview", "everybody", "--param", "days=3", code=2).stderr
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)

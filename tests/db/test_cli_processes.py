@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from mailpipe import children, stand_in
 from mailpipe.errors import ServiceError, SettingsError
 from mailpipe.settings import Settings
+from tests.support import wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,7 +70,7 @@ def test_the_next_one_has_the_same_address_and_a_journal_of_its_own(settings: Se
 def test_one_that_was_killed_is_not_found(settings: Settings) -> None:
     running = stand_in.ensure_running(settings)
     os.kill(running.pid, signal.SIGKILL)
-    wait_for(lambda: stand_in.find(settings) is None)
+    wait_for(lambda: stand_in.find(settings) is None, "the end of the stand-in")
     assert stand_in.ensure_running(settings).pid != running.pid
 
 
@@ -86,7 +86,7 @@ def test_a_group_ends_what_its_children_started_and_what_does_not_listen(tmp_pat
     script = f"(trap '' TERM; exec sleep 300) & echo $! > {pids}; wait"
     with children.Group(grace=0.5) as group:
         child = group.start("stubborn", ["sh", "-c", script], log=tmp_path / "log", cwd=tmp_path)
-        wait_for(lambda: pids.exists() and pids.read_text().strip() != "")
+        wait_for(lambda: pids.exists() and pids.read_text().strip() != "", "the processes")
         assert group.ended() is None
         assert is_alive(int(pids.read_text()))
     assert child.process.returncode is not None
@@ -119,10 +119,3 @@ def is_alive(pid: int) -> bool:
     """A zombie is not: in a container nobody may reap it."""
     text = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], check=False, capture_output=True, text=True).stdout
     return text.strip() not in ("",) and not text.strip().startswith("Z")
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)

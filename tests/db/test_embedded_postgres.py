@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ import pytest
 from mailpipe.embedded_postgres import Server, ensure_running, status, stop
 from mailpipe.embedded_postgres_files import STAGE
 from mailpipe.errors import DatabaseUnavailable, SettingsError
+from tests.support import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"fsync": "off", "shared_buffers": "16MB", "max_wal_size": "64MB"}
@@ -86,13 +86,6 @@ def python(code: str, var: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the awaited condition did not come"
-        time.sleep(0.01)
 
 
 def as_nobody(work: Callable[[], None]) -> str:
@@ -220,7 +213,7 @@ def test_after_kill_9_of_the_postmaster_committed_rows_are_there(var: Path) -> N
         connection.execute("INSERT INTO kept VALUES (2)")
         dead = postmaster(server)
         os.kill(dead, signal.SIGKILL)
-        wait_for(lambda: Path(f"/proc/{dead}/cmdline").read_bytes() == b"")
+        wait_for(lambda: Path(f"/proc/{dead}/cmdline").read_bytes() == b"", "a dead process")
         assert status(var) is None
         server = ensure_running(var)
     assert Path(f"/proc/{dead}").exists()

@@ -242,6 +242,27 @@ def test_nothing_is_sent_for_a_series_that_nobody_has_approved(clock: Clock) -> 
     assert clock.get(key).approver is None
 
 
+def test_a_file_without_fields_that_came_later_can_be_approved_and_one_that_has_just_changed_cannot(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = clock.create("2027-01-04T00:00", approved=False)
+    clock.world.execute("UPDATE mailpipe.schedule SET spec = spec - 'grace' WHERE key = %(key)s", {"key": key})
+    settings, ses, publish = clock.world.settings, clock.world.ses, campaign.publish
+    with clock.world.database.connection() as connection:
+
+        def slowly(*given: Any, **options: Any) -> str:
+            recurring.change(connection, settings, key, {"cron": "0 10 * * 1"}, actor="cleo")
+            return publish(*given, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(campaign, "publish", slowly)
+            with pytest.raises(ScheduleError, match="was changed meanwhile"):
+                recurring.approve(connection, settings, ses, key, approver="ben")
+        assert clock.get(key).approver is None
+        recurring.approve(connection, settings, ses, key, approver="ben")
+    assert clock.get(key).approver == "ben"
+
+
 def test_what_was_approved_is_sent_though_the_template_has_changed(clock: Clock) -> None:
     key = clock.create("2027-01-04T00:00")
     subject = clock.world.settings.templates / "hello" / "subject.txt"

@@ -138,6 +138,23 @@ def test_a_local_campaign_has_one_run_for_each_due_time_and_share(faces: Faces) 
     assert scene.campaign(key).state == "approved"
 
 
+def test_a_campaign_made_before_the_clocks_change_and_due_after_it_is_launched_once(faces: Faces) -> None:
+    scene = faces.world
+    scene.people(50)
+    key = scene.ready(send_at="2027-10-31T02:30", timezone="Europe/Berlin")
+    due_at = datetime(2027, 10, 31, 0, 30, tzinfo=UTC)
+    seen: set[tuple[str, datetime]] = set()
+    for minutes in range(-12 * 60, 24 * 60, 2):
+        now = due_at + timedelta(minutes=minutes)
+        for found in wanted(scene, now).launches:
+            assert due_at - launch.AHEAD <= now <= due_at, (
+                "02:30 comes twice in this night, and the mail the first time"
+            )
+            seen.add((found.key, found.due_at))
+            scene.execute("UPDATE mailpipe.due SET launched_at = now()")
+    assert seen == {(key, due_at)}
+
+
 @pytest.mark.parametrize(
     ("span", "number", "ranges"),
     [

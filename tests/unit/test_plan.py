@@ -55,6 +55,11 @@ def test_the_smallest_limit_binds(limits: dict[str, Any], binding: str) -> None:
     assert found.rate == (min(limits.values()) if limits else None)
 
 
+def test_without_a_quota_nobody_has_counted_what_was_sent() -> None:
+    assert made(quota=1000.0, sent=12.0).sent_last_day == 12.0
+    assert made(quota=None).sent_last_day is None, "not 0"
+
+
 def test_what_cannot_be_met_is_said_with_what_it_would_need() -> None:
     found = made(100_000, rate=50.0, finish_within=600.0)
     [problem] = found.problems

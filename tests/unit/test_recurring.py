@@ -33,7 +33,7 @@ def fires(*hours_ago: float) -> list[Fire]:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"key": "Weekly"}, "key"),
+        ({"key": "Weekly"}, "key: expected 1 to 45 of a-z, 0-9, _ and -"),
         ({"timezone": "Mars/Base"}, "timezone: expected a zone"),
         ({"missed": "some"}, "missed"),
         ({"grace": "later"}, "grace: expected a duration"),
