@@ -29,8 +29,8 @@ def threads(limits: pace.Limits) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """Rates in recipients per second, times in seconds. `sent_last_day`: by SES's count or ours, where there is a quota. `binding` names the limit that
-    decides; `problems` what cannot be met."""
+    """Rates in recipients per second, times in seconds. `sent_last_day`: by SES's count or ours, where there is a quota. `binding`
+    names the limit that decides; `problems` what cannot be met."""
 
     campaign: str
     recipients: int
