@@ -469,8 +469,9 @@ CREATE SEQUENCE mailpipe.pace_share_low;
 CREATE SEQUENCE mailpipe.pace_handed;
 CREATE SEQUENCE mailpipe.pace_marketing;
 
+-- Never less than none: the clock may have been set back since.
 CREATE FUNCTION mailpipe.seconds_since(at timestamptz) RETURNS double precision LANGUAGE sql VOLATILE
-RETURN CAST(extract(epoch FROM clock_timestamp() - at) AS double precision);
+RETURN CASE WHEN at IS NOT NULL THEN greatest(0, CAST(extract(epoch FROM clock_timestamp() - at) AS double precision)) END;
 
 -- Note that somebody wants slots; `served` seconds without a word are a gap. Keeps the limiter's lock until the transaction ends.
 CREATE FUNCTION mailpipe.claim_pace(own_lane text, own_campaign integer, served double precision) RETURNS void LANGUAGE plpgsql AS $$
@@ -483,8 +484,9 @@ BEGIN
     now_at := clock_timestamp();
     INSERT INTO mailpipe.pace_claim AS c VALUES (own_lane, own_campaign, now_at, now_at)
     ON CONFLICT (lane, campaign_id) DO UPDATE
-    SET wanted_at = now_at, since = CASE WHEN c.wanted_at < now_at - make_interval(secs => served) THEN now_at ELSE c.since END
-    WHERE c.wanted_at < now_at - interval '1 second';
+    SET wanted_at = now_at,
+        since = CASE WHEN c.wanted_at < now_at - make_interval(secs => served) THEN now_at ELSE least(c.since, now_at) END
+    WHERE c.wanted_at < now_at - interval '1 second' OR c.wanted_at > now_at;
     IF NOT EXISTS (SELECT FROM mailpipe.pace_count WHERE at > now_at - interval '1 minute') THEN
         INSERT INTO mailpipe.pace_count VALUES (now_at, coalesce(pg_sequence_last_value('mailpipe.pace_handed'), 0),
                                                 coalesce(pg_sequence_last_value('mailpipe.pace_marketing'), 0));
@@ -503,6 +505,8 @@ $$;
 --   microseconds, within bounds, so that neither an idle time nor one alone weighs for long;
 -- - for more `recipients` than a counter may still count (`spent`; `returned` were counted and not handed over);
 -- - that was decided on before `valid_until` seconds since 1970, but comes later (`stale`).
+-- No slot is booked more than a second ahead. Where a last one is further away, the clock was set back: those that were booked before
+-- are used within a second from now, so the last one is put there, as one of another kind.
 -- Answers the slot, when to ask again, and the present, in seconds since 1970. The advisory lock makes the decision one step for
 -- all processes; the clock is the database's alone.
 CREATE FUNCTION mailpipe.take_slot(
@@ -520,6 +524,7 @@ DECLARE
     again_at bigint;
     share_at bigint;
     last bigint;
+    furthest CONSTANT bigint := greatest(1, patience) * 1e6;
 BEGIN
     -- As in `claim_pace`.
     PERFORM set_config('synchronous_commit', 'off', true);
@@ -530,6 +535,10 @@ BEGIN
     base_at := first_at;
     FOR i IN 1 .. cardinality(lines) LOOP
         last := coalesce(pg_sequence_last_value(lines[i]), 0);
+        IF last / 128 > now_at + furthest THEN
+            last := (now_at + furthest) * 128 + 127;
+            PERFORM setval(lines[i], last);
+        END IF;
         IF last % 128 = tags[i] OR gaps[i] = 0 THEN
             slot_at := greatest(slot_at, last / 128 + gaps[i]);
         ELSE

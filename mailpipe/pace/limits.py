@@ -172,7 +172,13 @@ def read(connection: Connection, campaign_id: int | None = None, *, apart: int |
     with connection.cursor(row_factory=dict_row) as cursor:
         found = cursor.execute(
             QUERIES["limits"],
-            {"campaign_id": campaign_id, "raise": EASE_RAISE, "call_raise": CALL_RAISE, "hold": rule.HOLD},
+            {
+                "campaign_id": campaign_id,
+                "raise": EASE_RAISE,
+                "call_raise": CALL_RAISE,
+                "hold": rule.HOLD,
+                "longest": QUOTA_WAIT,
+            },
         ).fetchone()
     assert found is not None
     calls = [limit for limit in (found.pop("call_ceiling"), found.pop("call_rate")) if limit is not None]
@@ -214,7 +220,11 @@ def block(connection: Connection, reason: Block, limits: Limits) -> None:
     quota = reason == "quota"
     connection.execute(
         QUERIES["block"],
-        {"seconds": QUOTA_WAIT if quota else THROTTLE_WAIT, "reason": "quota" if quota else "rate"},
+        {
+            "seconds": QUOTA_WAIT if quota else THROTTLE_WAIT,
+            "reason": "quota" if quota else "rate",
+            "longest": QUOTA_WAIT,
+        },
     )
 
 

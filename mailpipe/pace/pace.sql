@@ -8,7 +8,9 @@ SELECT mailpipe.claim_pace(:lane, :campaign_id, :served);
 -- name: limits
 -- Everything that decides how fast may be sent now, read twice a second by each process.
 SELECT p.ceiling, p.account_rate, g.rate, p.blocked_reason,
-       CAST(extract(epoch FROM p.blocked_until - clock_timestamp()) AS double precision) AS blocked_for,
+       -- Nobody waits longer than that, unless the clock was set back.
+       CASE WHEN p.blocked_until < clock_timestamp() + make_interval(secs => 2 * :longest)
+           THEN CAST(extract(epoch FROM p.blocked_until - clock_timestamp()) AS double precision) END AS blocked_for,
        CAST(extract(epoch FROM clock_timestamp() - p.account_read_at) AS double precision) AS account_age,
        p.order_rate, p.call_ceiling, p.call_rate + :call_raise * mailpipe.seconds_since(p.call_rate_at) AS call_rate,
        least(1, p.ease + :raise * coalesce(mailpipe.seconds_since(p.eased_at), 0)) AS ease,
@@ -37,7 +39,8 @@ FROM mailpipe.take_slot(CAST(CAST(:lines AS text[]) AS regclass[]), CAST(:gaps A
 -- name: block
 -- A shorter wait neither ends a longer one nor takes its name.
 UPDATE mailpipe.pace SET blocked_until = clock_timestamp() + make_interval(secs => :seconds), blocked_reason = :reason
-WHERE blocked_until IS NULL OR blocked_until < clock_timestamp() + make_interval(secs => :seconds);
+WHERE blocked_until IS NULL OR blocked_until < clock_timestamp() + make_interval(secs => :seconds)
+   OR blocked_until > clock_timestamp() + make_interval(secs => 2 * :longest);
 
 -- name: ease
 -- Slower at once, and only once for all the calls that were on their way.

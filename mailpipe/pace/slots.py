@@ -368,4 +368,8 @@ class Pace:
             return Refusal(0.0) if stale or spent else Refusal(max(0.0, again - present))
         # Never early by the upper bound, never more than LATENESS late by the lower one.
         lateness = slot + low + LATENESS - (slot + high)
-        return Slot(slot + high, lateness, request.size) if lateness > 0 else Refusal(0.0)
+        if lateness > 0:
+            return Slot(slot + high, lateness, request.size)
+        if request.counters:
+            self.give_back(request.size)
+        return Refusal(0.0)

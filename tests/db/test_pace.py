@@ -216,6 +216,33 @@ def test_what_was_decided_by_old_limits_is_not_booked(connection: Connection) ->
     take(shared, connection)
 
 
+def test_a_clock_that_was_set_back_costs_two_seconds(connection: Connection) -> None:
+    limit(connection, 600)
+    shared = Pace("normal")
+    first = take(shared, connection)
+    ahead = "now() + interval '1 hour'"
+    connection.execute(
+        f"SELECT setval('mailpipe.pace_account', CAST(extract(epoch FROM {ahead}) * 1e6 AS bigint) * 128 + 50)"
+    )
+    connection.execute(
+        f"UPDATE mailpipe.pace SET blocked_until = {ahead}, blocked_reason = 'rate', eased_at = {ahead}, ease = 0.5"
+    )
+    connection.execute(f"UPDATE mailpipe.pace_claim SET wanted_at = {ahead}, since = {ahead}")
+    shared = Pace("normal")
+    limits = shared.limits(connection)
+    assert limits.blocked_for is None and limits.ease == 0.5
+    assert connection.execute("SELECT wanted_at <= now() AND since <= now() FROM mailpipe.pace_claim").fetchone() == (
+        True,
+    )
+    second = take(shared, connection)
+    # What was booked before may still be used for a second.
+    assert 1 + rule.REACH < second.at - first.at < 4
+    third = take(shared, connection)
+    assert third.at - second.at == pytest.approx(rule.REACH / 12 / 0.5, rel=0.2), "and nothing is forgotten"
+    shared.block(connection, "quota")
+    assert pace.state(connection).blocked_reason == "quota", "a block of another time does not stand in the way"
+
+
 class TestLanes:
     def test_a_transactional_lane_uses_its_reserve_after_bulk_has_let_go_of_it(self, connection: Connection) -> None:
         limit(connection, 600)
