@@ -21,16 +21,15 @@ TRIMMED = " \t\r\n"
 """What is trimmed from both ends; any other stray character makes an address unusable."""
 
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
-# A strict subset of what email-validator accepts, in 1 µs instead of 29: dot-atom, labels without a double
-# hyphen (so no Punycode, which must be proved valid), a top-level domain of letters, no name reserved by RFC
-# 6761, RFC 5321's lengths.
-_plain = re.compile(
-    rf"(?=.{{3,254}}\Z)(?=[^@]{{1,64}}@){_ATOM}(?:\.{_ATOM})*"
-    r"@((?=[^@]{1,253}\Z)(?:(?=[^.]{1,63}\.)[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*\.)+"
-    r"(?!(?:arpa|invalid|local|localhost|onion|test)\Z)[A-Za-z]{2,63})",
+# A strict subset of what email-validator accepts, in half a microsecond instead of 29: dot-atom, labels without a double hyphen (so
+# no Punycode, which must be proved valid), a top-level domain of letters, no name reserved by RFC 6761, RFC 5321's lengths.
+_plain_local = re.compile(rf"{_ATOM}(?:\.{_ATOM})*").fullmatch
+_LONGEST_LOCAL = 64
+_plain_domain = re.compile(
+    r"(?=.{1,253}\Z)(?:(?=[^.]{1,63}\.)[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*\.)+"
+    r"(?!(?:arpa|invalid|local|localhost|onion|test)\Z)[A-Za-z]{2,63}",
     re.IGNORECASE | re.ASCII,
 ).fullmatch
-_plain_local = re.compile(rf"(?=.{{1,64}}\Z){_ATOM}(?:\.{_ATOM})*").fullmatch
 _LONGEST = 254
 _named = re.compile(r"([^<>]*)<([^<>]*)>").fullmatch
 _quoted_pair = re.compile(r"\\(.)")
@@ -53,13 +52,8 @@ def send_form(text: str) -> str:
     those of RFC 5321, section 4.5.3.1. Raises AddressError.
     """
     trimmed = text.strip(TRIMMED)
-    match = _plain(trimmed)
-    if match is not None:
-        at = match.start(1)
-        return trimmed[:at] + trimmed[at:].lower()
     local, _, domain = trimmed.rpartition("@")
-    if _plain_local(local):
-        # Addresses have few domains, and each international one takes 150 µs.
+    if len(local) <= _LONGEST_LOCAL and _plain_local(local):
         form = f"{local}@{_ascii_domain(domain)}"
         if len(form) > _LONGEST:
             raise AddressError()
@@ -68,9 +62,10 @@ def send_form(text: str) -> str:
     return f"{local}@{_validated(trimmed)}"
 
 
+# Addresses have few domains: most are known already, and each international one takes 150 µs.
 @lru_cache(maxsize=4096)
 def _ascii_domain(domain: str) -> str:
-    return _validated(f"somebody@{domain}")
+    return domain.lower() if _plain_domain(domain) else _validated(f"somebody@{domain}")
 
 
 def _validated(address: str) -> str:
