@@ -162,6 +162,7 @@ def _add(connection: Connection, digest: bytes, source: str) -> Imported:
     known = days.state(connection)
     rate = (known.opens + known.clicks + rule.PRIOR_REACTIONS) / (known.mails + rule.PRIOR_MAILS)
     _keep_agents(connection)
+    connection.execute(b"SET LOCAL work_mem = '128MB'")
     connection.execute(b"ANALYZE engagement_told")
     hours.add(connection, [one[0] for one in connection.execute(QUERIES["texts"])], first, last + timedelta(hours=1))
     connection.execute(QUERIES["people"])

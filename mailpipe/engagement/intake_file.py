@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,6 +103,7 @@ def named(names: Iterable[str | None]) -> dict[str, int]:
     return found
 
 
+@lru_cache(maxsize=1024)
 def kind_of(text: str) -> Kind | None:
     """What an event type means; None: it says nothing here. Raises ValueError: nobody knows it."""
     name = _plain(text)
@@ -246,9 +248,13 @@ def _header(path: Path, names: Sequence[str | None], where: str) -> dict[str, in
     places = named(names)
     missing = [column for column in NEEDED if column not in places]
     if missing:
-        shown = ", ".join(str(name).strip() for name in names[:20] if name and "@" not in name)
+        if not places:
+            # Perhaps there is no header, and these are the people themselves.
+            shown = f"There is no header in its first {_HEAD_LINES} lines that names any"
+        else:
+            shown = f"It has: {', '.join(str(name).strip() for name in names[:20] if name)}"
         raise EngagementError(
-            f"{path}:{where} has no column {' and no '.join(missing)}. It has: {shown or 'none'}. Needed are"
-            f" {', '.join(NEEDED)}; known too are {', '.join(name for name in COLUMNS if name not in NEEDED)}"
+            f"{path}:{where} has no column {' and no '.join(missing)}. {shown}. Needed are {', '.join(NEEDED)}; known too are"
+            f" {', '.join(name for name in COLUMNS if name not in NEEDED)}"
         )
     return places

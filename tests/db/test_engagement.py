@@ -14,9 +14,14 @@ from mailpipe import settings as reading
 from mailpipe.db import Connection, Database
 from mailpipe.engagement import days, fold, history, rule
 from mailpipe.errors import EngagementError, OrdersError
+from mailpipe.schedule import zones
 from mailpipe.settings import Settings
+from tests.db.test_feedback import HARD, take, told
 from tests.past_mails import APPLE, Past
+from tests.ses_events import shape
+from tests.support import World
 
+OPEN, CLICK = shape("Open"), shape("Click")
 DAY = date(2026, 3, 2)
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
 LATER = datetime(2026, 6, 1, tzinfo=UTC)
@@ -354,3 +359,44 @@ class TestHistory:
             folded(connection, config, DAY + timedelta(days=number))
         assert history.days(tmp_path / "h", "mails") == [DAY + timedelta(days=1), DAY + timedelta(days=2)]
         assert history.read(tmp_path / "h", "reactions", DAY, LATER.date()).num_rows == 0
+
+
+def test_a_campaign_that_was_really_sent_is_folded_person_by_person(scene: World) -> None:
+    """Nothing here writes rows of its own: a run sent it, SES's events came in, and some people were refused."""
+    scene.people(120)
+    # Refused by the stand-in for good.
+    scene.execute("UPDATE users SET email = 'person7@[not-a-host' WHERE user_id = 7")
+    key = scene.ready()
+    scene.send(key)
+    now = datetime.now(UTC)
+
+    def after(seconds: float) -> str:
+        return (now + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+
+    seqs = dict(
+        scene.execute(
+            "SELECT user_id, seq FROM mailpipe.recipient JOIN mailpipe.campaign USING (campaign_id) WHERE key = %(key)s",
+            {"key": key},
+        )
+    )
+    take(
+        scene,
+        told(OPEN, key, seqs["1"], at=after(600)),
+        told(CLICK, key, seqs["1"], at=after(700)),
+        told(OPEN, key, seqs["2"], at=after(600)),
+        told(HARD, key, seqs["3"]),
+    )
+    states = scene.states(key)
+    sent = {user for user, seq in seqs.items() if states[seq][0] == "sent"}
+    with scene.database.connection() as connection:
+        for day in days.due(connection, now + timedelta(days=3)):
+            done = fold.fold(connection, scene.settings, day, now=now + timedelta(days=3))
+            if done.mails:
+                assert (done.mails, done.people) == (len(sent) - 1, len(sent) - 1)
+                assert (done.opens, done.clicks) == (1, 1)
+        people = dict(connection.execute("SELECT person_id, tier FROM mailpipe.engagement").fetchall())
+        assert set(people) == sent - {"3"}
+        assert (people["1"], people["2"], people["4"]) == (1, 2, 4)
+        assert row(connection, "1")["zone"] == "Asia/Ho_Chi_Minh"
+        local = zones.wall("Asia/Ho_Chi_Minh", now + timedelta(seconds=700)).hour
+        assert hours(row(connection, "1")["ev"]) == {local: 2.0}
