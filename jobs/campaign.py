@@ -1,4 +1,4 @@
-"""A campaign's moves, each a job with a form: create, approve, pause, resume, cancel."""
+"""A campaign's moves, each a job with a form: create, approve, pause, resume, cancel, and the decision of an experiment."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -14,6 +14,7 @@ from assets.partitions import CAMPAIGNS, OWNERS
 from assets.resources import DatabaseResource, SesResource, load_settings
 from mailpipe import campaign
 from mailpipe.campaign import Campaign, Spec
+from mailpipe.experiment import decision
 
 _AUTHOR = "Your name. Somebody else has to approve the campaign."
 
@@ -83,6 +84,12 @@ class StopConfig(MoveConfig):
     reason: str = Field(description="Why; everybody who looks at the campaign sees it.")
 
 
+class DecideConfig(StopConfig):
+    """Who decides which experiment, for which variant, and why."""
+
+    variant: str = Field(description="The variant that goes to the people who wait, whatever the numbers say")
+
+
 @dg.op(tags={"kind": "ses"})
 def approve(
     context: dg.OpExecutionContext, config: ApproveConfig, database: DatabaseResource, ses: SesResource
@@ -112,6 +119,21 @@ def cancel(context: dg.OpExecutionContext, config: StopConfig, database: Databas
     """End a campaign for good; who has no mail yet is skipped."""
     with explained(), database.connection() as connection:
         _say(context, campaign.cancel(connection, config.campaign, actor=config.actor, reason=config.reason))
+
+
+@dg.op(tags={"kind": "postgres"})
+def decide(context: dg.OpExecutionContext, config: DecideConfig, database: DatabaseResource) -> None:
+    """Decide an experiment by a person's word, and free who waits for it."""
+    with explained(), database.connection() as connection:
+        made = decision.decide(
+            connection,
+            load_settings(),
+            config.campaign,
+            actor=config.actor,
+            winner=config.variant,
+            reason=config.reason,
+        )
+    context.log.info(f"campaign {config.campaign}: {made.winner} goes to {made.released} people")
 
 
 def _say(context: dg.OpExecutionContext, moved: Campaign) -> None:
@@ -148,4 +170,12 @@ def cancel_campaign() -> None:
     cancel()
 
 
-JOBS = [create_campaign, approve_campaign, pause_campaign, resume_campaign, cancel_campaign]
+@dg.job(
+    description="Decide a campaign's experiment for a variant, once and for all. Without it the rule decides at the fixed time.",
+    owners=OWNERS,
+)
+def decide_experiment() -> None:
+    decide()
+
+
+JOBS = [create_campaign, approve_campaign, pause_campaign, resume_campaign, cancel_campaign, decide_experiment]

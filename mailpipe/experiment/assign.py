@@ -97,7 +97,9 @@ class Split:
         connection.execute(QUERIES["analyze"])
         row = connection.execute(QUERIES["people"], {"exact": exact}).fetchone()
         people = int(row[0]) if row else 0
-        block = self.spec.chunk_size * (_CLOCKS if self.spec.is_local else 1)
+        # With hours of their own people of all arms are mixed as they are.
+        clocks = people if self.spec.mode == "optimised" else _CLOCKS if self.spec.is_local else 1
+        block = self.spec.chunk_size * max(1, clocks)
         ends = [0, *(buckets.ends(people, experiment.shares) if exact else buckets.bounds(experiment.shares))]
         self.tested = ends[-1] if exact else round(people * sum(experiment.shares))
         widths = []

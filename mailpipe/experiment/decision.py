@@ -173,7 +173,7 @@ def _check(found: Campaign, known: Decision | None, actor: str, winner: str | No
                 f" {known.winner}; a decision is never changed. Whoever has no mail yet can be spared: pause or cancel it"
             )
         return
-    if found.state not in ("sending", "paused"):
+    if found.state not in ("sending", "paused", "done"):
         raise CampaignError(
             f"campaign {found.key!r} is {found.state}; an experiment is decided while its campaign is sending or paused"
         )

@@ -5,7 +5,7 @@ SELECT campaign_id, decide_at, decided_at, outcome, winner, reason, actor, rule,
 FROM mailpipe.experiment WHERE campaign_id = :campaign_id;
 
 -- name: waiting
--- Campaigns whose rest waits for a decision. `complete`: nobody of the test is pending or in a call; `last_mail` is when the last one left.
+-- Campaigns whose experiment is not decided; one without a rest is done by then. `complete`: nobody of the test is pending or in a call; `last_mail` is when the last one left.
 SELECT g.key, g.campaign_id, t.complete, coalesce(t.last_mail, clock_timestamp()) AS last_mail, e.decide_at, clock_timestamp() AS now
 FROM mailpipe.campaign g
 LEFT JOIN mailpipe.experiment e ON e.campaign_id = g.campaign_id
@@ -14,7 +14,7 @@ CROSS JOIN LATERAL (
            max((SELECT max(k.at) FROM mailpipe.call k WHERE k.campaign_id = c.campaign_id AND k.chunk_no = c.chunk_no)) AS last_mail
     FROM mailpipe.chunk c WHERE c.campaign_id = g.campaign_id AND 'test' = ANY(c.labels)
 ) t
-WHERE g.campaign_id = coalesce(CAST(:campaign_id AS integer), g.campaign_id) AND g.state IN ('sending', 'paused') AND jsonb_typeof(g.spec -> 'experiment') = 'object' AND e.decided_at IS NULL
+WHERE g.campaign_id = coalesce(CAST(:campaign_id AS integer), g.campaign_id) AND g.state IN ('sending', 'paused', 'done') AND jsonb_typeof(g.spec -> 'experiment') = 'object' AND e.decided_at IS NULL
   AND EXISTS (SELECT FROM mailpipe.snapshot s WHERE s.campaign_id = g.campaign_id)
 ORDER BY g.campaign_id;
 

@@ -46,11 +46,11 @@ def arms(scene: World, key: str) -> dict[str | None, list[str]]:
     return found
 
 
-def after_the_test(scene: World, people: int = 1_200, **fields: Any) -> str:
+def after_the_test(scene: World, people: int = 1_200, *, end: End = End.NOTHING_DUE, **fields: Any) -> str:
     """A campaign whose test went out some time ago."""
     scene.people(people)
     key = scene.ready(**{"experiment": experiment(), **fields})
-    assert scene.send(key).end is End.NOTHING_DUE
+    assert scene.send(key).end is end
     scene.execute(
         "UPDATE mailpipe.call SET at = at - %(ago)s WHERE campaign_id = %(id)s",
         {"id": scene.campaign(key).campaign_id, "ago": AGO},
@@ -185,6 +185,15 @@ def test_the_better_variant_goes_to_the_rest(scene: World) -> None:
     )
     assert Counter(versions[line["template"]] for line in scene.journal(key)) == {"plain": 540, "question": 660}
     assert scene.keep_promises(key) == {"sent": 1_200}
+
+
+def test_an_experiment_without_a_rest_is_decided_all_the_same(scene: World) -> None:
+    key = after_the_test(scene, 1_200, experiment=experiment([{**one, "share": 0.5} for one in TWO]), end=End.COMPLETE)
+    clicks(scene, key, "question", 70)
+    assert key in tick(scene).decided
+    found = decided(scene, key)
+    assert (found.outcome, found.winner, found.released) == ("winner", "question", 0)
+    assert scene.campaign(key).state == "done"
 
 
 def test_a_decision_is_never_changed(scene: World) -> None:
@@ -404,6 +413,18 @@ def test_by_local_time_the_rest_is_mailed_at_the_same_time_of_another_day(scene:
         ).fetchone()
     assert told_ is not None and told_[0]["days"] == 1
     assert datetime.fromisoformat(told_[0]["decide_at"]) == lima + timedelta(minutes=2)
+
+
+def test_with_hours_of_their_own_the_rest_is_mailed_at_these_hours_of_another_day(scene: World) -> None:
+    scene.people(600)
+    key = scene.create(mode="optimised", due_at=MORNING.isoformat(), experiment=experiment(TWO))
+    kept = scene.freeze(key).timing["experiment"]
+    assert (kept["arms"], kept["rest"]) == ({"plain": 60, "question": 60}, 480)
+    assert kept["days"] >= 1
+    assert datetime.fromisoformat(kept["rest_from"]) >= datetime.fromisoformat(kept["decide_at"])
+    hours = {held: (min(due for _, _, one, due in windows(scene, key) if one == held)) for held in (None, "experiment")}
+    assert hours[None] < MORNING + timedelta(days=1)
+    assert hours["experiment"] < MORNING + timedelta(days=1 + kept["days"])
 
 
 def test_an_hour_is_tried_and_the_rest_gets_the_hour_that_wins(scene: World) -> None:

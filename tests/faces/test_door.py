@@ -24,6 +24,7 @@ JOBS = [
     "approve_campaign",
     "cancel_campaign",
     "create_campaign",
+    "decide_experiment",
     "learn_engagement",
     "pause_campaign",
     "reconcile",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 from mailpipe.experiment.decision import Ticked
+from mailpipe.send import End
 from sensors.experiments import experiments, told
 from tests.db.test_experiment import after_the_test, clicks, experiment
 from tests.faces.conftest import Faces
@@ -33,6 +34,17 @@ def test_a_sensor_decides_and_the_report_shows_the_arms(faces: Faces) -> None:
     assert float(str(made.metadata["chance_question"].value)) > 0.99
     checks = {one.check_name: one.passed for one in done.get_asset_check_evaluations()}
     assert checks["arms_are_comparable"]
+
+
+def test_a_person_decides_with_a_form(faces: Faces) -> None:
+    world = faces.world
+    world.people(200)
+    key = world.ready(experiment=experiment())
+    world.send(key)
+    form = {"campaign": key, "actor": "ana", "reason": "wrong price in plain", "variant": "question"}
+    assert faces.run("decide_experiment", form).success
+    assert world.send(key).end is End.COMPLETE
+    assert not faces.run("decide_experiment", {**form, "variant": "plain"}).success
 
 
 def test_the_frozen_audience_shows_the_mail_of_every_variant(faces: Faces) -> None:
