@@ -37,10 +37,10 @@ Seconds = Annotated[
 ]
 REQUEUED = ("dead", "failed", "skipped", "unknown")
 """States from which a person may order a message anew."""
-COUNTED = 5_000
+COUNTED = 2_000
 """Due messages of a lane that are counted one by one."""
-_PAGES = 200
-"""Pages of the queue that an estimate of more looks at: 14 ms, and within 5 % of five million."""
+_PAGES = 100
+"""Pages of the queue that an estimate of more looks at. Twice as many take twice as long, 14 ms, and are hardly nearer to the truth."""
 _UNFIT_FOR_SUBJECT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]").search
 
 
@@ -356,7 +356,9 @@ def hold(connection: Connection, *, before: datetime | None) -> int:
 def depths(connection: Connection) -> dict[str, Depth]:
     """How full each lane is now. Delayed messages count from when they are due. Up to COUNTED due messages of a lane are counted;
     of more of them two digits are known, from a sample."""
-    rows = connection.execute(QUERIES["depths"], {"lanes": list(NAMES), "most": COUNTED + 1}).fetchall()
+    with connection.transaction():
+        connection.execute(QUERIES["from_the_front"])
+        rows = connection.execute(QUERIES["depths"], {"lanes": list(NAMES), "most": COUNTED + 1}).fetchall()
     estimated: dict[str, int] = {}
     if any(pending > COUNTED for _, pending, _, _ in rows):
         estimated = {lane: two_digits(of) for lane, of in connection.execute(QUERIES["estimate"], {"pages": _PAGES})}

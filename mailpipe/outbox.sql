@@ -91,6 +91,11 @@ UPDATE mailpipe.message m SET state = 'unknown', reason = 'database_restored', f
 FROM (SELECT message_id FROM waiting UNION SELECT message_id FROM claimed) AS x
 WHERE m.message_id = x.message_id AND m.state IN ('pending', 'sending');
 
+-- name: from_the_front
+-- For a transaction that counts from the front of the queue: a planner who expects a few rows where there are millions would first
+-- collect them all.
+SELECT set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true);
+
 -- name: depths
 -- Only what is due is counted, and no more than `most` of it: neither millions of delayed messages nor millions of due ones are looked at.
 SELECT l.lane,

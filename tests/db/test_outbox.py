@@ -225,17 +225,17 @@ def test_depths_count_what_is_due_lane_by_lane(box: World) -> None:
 
 def test_a_flood_is_estimated_and_what_can_be_counted_is_counted(box: World) -> None:
     box.execute(
-        "INSERT INTO mailpipe.outbox SELECT CASE WHEN i <= 5000 THEN 'low' ELSE 'normal' END,"
-        " now() + CASE WHEN i > 65000 THEN interval '1 hour' ELSE -i * interval '1 s' END, gen_random_uuid()"
+        "INSERT INTO mailpipe.outbox SELECT CASE WHEN i <= 2000 THEN 'low' ELSE 'normal' END,"
+        " now() + CASE WHEN i > 62000 THEN interval '1 hour' ELSE -i * interval '1 s' END, gen_random_uuid()"
         " FROM generate_series(1, 90000) i"
     )
     with box.database.connection() as connection:
         depths = {lane: depth.pending for lane, depth in outbox.depths(connection).items()}
-    assert (depths["low"], depths["high"]) == (5_000, 0)
+    assert (depths["low"], depths["high"]) == (2_000, 0)
     assert abs(depths["normal"] / 60_000 - 1) < 0.05
     assert depths["normal"] == outbox.two_digits(depths["normal"])
     # Worked off, but not yet vacuumed: no statistics would know.
-    box.execute("DELETE FROM mailpipe.outbox WHERE lane = 'normal' AND due_at < now() - interval '6000 s'")
+    box.execute("DELETE FROM mailpipe.outbox WHERE lane = 'normal' AND due_at < now() - interval '3000 s'")
     ((left,),) = box.execute("SELECT count(*) FROM mailpipe.outbox WHERE lane = 'normal' AND due_at < now()")
     with box.database.connection() as connection:
         assert outbox.depths(connection)["normal"].pending == left < 1_001
