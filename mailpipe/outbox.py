@@ -40,7 +40,7 @@ REQUEUED = ("dead", "failed", "skipped", "unknown")
 COUNTED = 2_000
 """Due messages of a lane that are counted one by one."""
 _PAGES = 100
-"""Pages of the queue that an estimate of more looks at. Twice as many take twice as long, 14 ms, and are hardly nearer to the truth."""
+"""Pages of the queue that an estimate of more looks at. Twice as many take twice as long, 14 ms, and are hardly nearer to it."""
 _UNFIT_FOR_SUBJECT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]").search
 
 
