@@ -320,10 +320,11 @@ def cancel_by_key(connection: Connection, cancel_key: str) -> int:
 def requeue(connection: Connection, message_id: str, *, actor: str, reason: str) -> Message:
     """Send a message that has ended without being sent once more, on a person's order, which `audit` keeps.
 
-    One that is `unknown` is sent as a new attempt: whoever has it already gets it twice.
+    One that is `unknown` is sent as a new attempt: whoever has it already gets it twice. From now on it is valid for as long as it was
+    in the beginning.
 
     Raises:
-        MessageError: there is none, it is in another state, it has expired, or nobody says why.
+        MessageError: there is none, it is in another state, or nobody says why.
     """
     if not reason.strip():
         raise MessageError("say why; it is kept for ever", "reason")
@@ -338,7 +339,13 @@ def requeue(connection: Connection, message_id: str, *, actor: str, reason: str)
         row = connection.execute(QUERIES["requeue"], {"message_id": UUID(message_id), "state": found.state}).fetchone()
         if row is None:
             raise MessageError("the message was moved by somebody else just now; look again", "message_id")
-        detail = {"message": found.message_id, "was": found.state, "attempt": row[0], "reason": reason}
+        detail = {
+            "message": found.message_id,
+            "was": found.state,
+            "send_at": found.send_at.isoformat(),
+            "attempt": row[0],
+            "reason": reason,
+        }
         campaign.note(connection, None, actor=actor, action="requeue_message", detail=detail)
         again = get(connection, message_id)
     assert again is not None

@@ -63,11 +63,13 @@ SELECT message_id FROM gone;
 SELECT mailpipe.cancel(:cancel_key);
 
 -- name: requeue
--- On a person's order. Who may have the mail already gets it as a new attempt.
+-- On a person's order. Who may have the mail already gets it as a new attempt. Its time begins anew: what ended unsent is often older
+-- than it was valid for.
 WITH again AS (
     UPDATE mailpipe.message
     SET state = 'pending', reason = NULL, detail = NULL, tries = 0, attempt = attempt + CAST(state = 'unknown' AS integer),
-        due_at = clock_timestamp(), finished_at = NULL
+        due_at = clock_timestamp(), send_at = clock_timestamp(), expires_at = clock_timestamp() + (expires_at - send_at),
+        finished_at = NULL
     WHERE message_id = :message_id AND state = :state
     RETURNING lane, due_at, message_id, attempt
 ),

@@ -201,13 +201,19 @@ def test_throttling_counts_nothing(box: World) -> None:
 
 def test_what_certainly_did_not_leave_is_tried_again_and_dead_in_the_end(box: World) -> None:
     box.stand_in.add_faults({"kind": "transient_entries"})
-    [one] = enqueue(box, spec())
+    one, other = enqueue(box, spec(), spec(2, expires_in=900))
     with working(box, names=["critical"], lanes=lanes(retries=2)):
-        wait_until(box, dead=1)
+        wait_until(box, dead=2)
         box.stand_in.clear_faults()
+        # As if a day had passed before somebody looked.
+        box.execute(
+            "UPDATE mailpipe.message SET send_at = send_at - interval '1 day', expires_at = expires_at - interval '1 day'"
+        )
         with box.database.connection() as connection:
-            outbox.requeue(connection, one.message_id, actor="ana", reason="SES is back")
-        wait_until(box, sent=1)
+            for dead in (one, other):
+                outbox.requeue(connection, dead.message_id, actor="ana", reason="SES is back")
+        wait_until(box, sent=2)
+    assert box.execute("SELECT expires_at > now() FROM mailpipe.message WHERE expires_at IS NOT NULL") == [(True,)]
     found = look(box, one.message_id)
     assert [call.result for call in found.calls] == ["retry", "retry", "retry", "sent"]
     assert found.attempt == 1
