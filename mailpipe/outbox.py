@@ -320,8 +320,7 @@ def cancel_by_key(connection: Connection, cancel_key: str) -> int:
 def requeue(connection: Connection, message_id: str, *, actor: str, reason: str) -> Message:
     """Send a message that has ended without being sent once more, on a person's order, which `audit` keeps.
 
-    One that is `unknown` is sent as a new attempt: whoever has it already gets it twice. From now on it is valid for as long as it was
-    in the beginning.
+    One that is `unknown` is sent as a new attempt: whoever has it already gets it twice. Its validity begins anew.
 
     Raises:
         MessageError: there is none, it is in another state, or nobody says why.

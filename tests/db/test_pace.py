@@ -291,6 +291,15 @@ class TestLanes:
         assert second > first / 2, "three processes are not three campaigns"
         assert 0 < low < second / 2, "low goes on, but normal goes first"
 
+    def test_ten_campaigns_that_start_together_all_move(self, scene: World, connection: Connection) -> None:
+        limit(connection, 1000)
+        takers = [Pace("normal", scene.campaign(scene.create()).campaign_id) for _ in range(10)]
+        for shared in takers:
+            shared.limits(connection)
+        counts = [len(slots) for slots in slots_of_many(scene.database, takers, 3.0)]
+        assert sum(counts) > 40
+        assert min(counts) >= 1 and max(counts) <= sum(counts) / 4, counts
+
 
 class TestDay:
     def test_campaigns_stop_at_their_share_and_messages_go_on_to_the_end(self, connection: Connection) -> None:
