@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from assets import engagement, report, resources, segments, snapshot
+from assets import engagement, report, resources, segments, send_hours, snapshot
 from assets.deliveries import deliveries
 from jobs import campaign, sending, upkeep
 from jobs import engagement as engagement_jobs
@@ -17,8 +17,15 @@ from sensors.recurring import recurring
 from sensors.resume import resume
 
 defs = dg.Definitions(
-    assets=[*segments.ASSETS, snapshot.snapshot, deliveries, report.campaign_report, engagement.engagement],
-    asset_checks=[*snapshot.CHECKS, *report.CHECKS, *engagement.CHECKS],
+    assets=[
+        *segments.ASSETS,
+        snapshot.snapshot,
+        deliveries,
+        report.campaign_report,
+        engagement.engagement,
+        send_hours.send_hours,
+    ],
+    asset_checks=[*snapshot.CHECKS, *report.CHECKS, *engagement.CHECKS, *send_hours.CHECKS],
     jobs=[*campaign.JOBS, *sending.JOBS, *upkeep.JOBS, *engagement_jobs.JOBS],
     sensors=[breaker, campaigns, due, experiments, recurring, reconcile, resume],
     schedules=[*SCHEDULES, learn_engagement],

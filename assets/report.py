@@ -17,6 +17,7 @@ from mailpipe.experiment import counts, look
 from mailpipe.experiment.look import Look
 from mailpipe.experiment.rule import RATIO_ALARM, sample_ratio
 from mailpipe.feedback import summary
+from mailpipe.sendtime import uplift
 from mailpipe.waves import standing
 from mailpipe.waves import table as waves
 
@@ -39,6 +40,7 @@ def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResourc
         complaints = summary.complaints(connection, context.partition_key)
         gmail = breaker.gmail_share(connection, found.campaign_id)
         spam = breaker.postmaster(connection, found.spec.sender_domain)
+        gained = uplift.of(connection, found.key) if found.spec.mode == "optimised" else None
         experiment = look.look(connection, load_settings(), found.key) if found.spec.experiment else None
         parts = standing.standings(connection, found.campaign_id) if found.spec.in_waves else []
     context.log.info(f"campaign {now.campaign} is {now.state}: {now.sent} of {now.total} sent")
@@ -56,6 +58,8 @@ def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResourc
             {"state": str, "reason": str, "people": int},
         ),
     }
+    if gained is not None:
+        metadata |= _uplift(gained)
     for name, groups in complaints.items():
         metadata[f"complaints_by_{name}"] = table(
             [{name: one.value, "sent": one.sent, "complaints": one.complaints} for one in groups],
@@ -119,6 +123,23 @@ def _lost_unequally(connection: Connection, key: str) -> int:
         return 0
     arms = counts.reached(connection, found)
     return sum(arm.assigned for arm in arms) if sample_ratio(arms) < RATIO_ALARM else 0
+
+
+def _uplift(gained: uplift.Uplift) -> dict[str, Any]:
+    """What people's own hours have brought: in words, and as numbers to plot where there are enough."""
+    metadata: dict[str, Any] = {
+        "send_time_uplift": dg.MetadataValue.md(
+            "\n".join(f"- {one.of}, {name}: {one.text}" for name, one in gained.comparisons.items())
+        )
+    }
+    for name, one in gained.comparisons.items():
+        if one.enough and one.difference is not None and one.low is not None and one.high is not None:
+            metadata |= {
+                f"uplift_{name}": round(one.difference, 6),
+                f"uplift_{name}_low": round(one.low, 6),
+                f"uplift_{name}_high": round(one.high, 6),
+            }
+    return metadata
 
 
 def _unknown(connection: Connection, key: str) -> int:

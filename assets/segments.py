@@ -22,7 +22,7 @@ from mailpipe.segment import Parameter, Segment
 
 LOG = logging.getLogger("mailpipe.assets")
 GROUP = "segments"
-RESERVED = ("snapshot", "deliveries", "campaign_report", "engagement")
+RESERVED = ("snapshot", "deliveries", "campaign_report", "engagement", "send_hours")
 """Keys of other assets: a segment of that name would replace them."""
 
 _FORM: Mapping[str, type] = {"int": int, "float": float, "text": str, "date": str, "bool": bool}

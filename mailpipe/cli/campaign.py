@@ -18,6 +18,7 @@ from mailpipe.cli import (
     campaign_look,
     campaign_send,
     campaign_unknown,
+    campaign_uplift,
     session,
 )
 from mailpipe.cli.campaign_look import described
@@ -53,6 +54,7 @@ command.add_command(campaign_look.export)
 command.add_command(campaign_send.start)
 command.add_command(campaign_gate.command)
 command.add_command(campaign_unknown.command)
+command.add_command(campaign_uplift.uplift)
 
 
 @command.command(epilog="Example: mailpipe campaign create assets/campaigns/flash_sale.yaml --author ana")

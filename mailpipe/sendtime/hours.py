@@ -24,8 +24,7 @@ from mailpipe.sendtime.model import Curves, Scores, Why
 
 QUERIES = queries.beside(__file__)
 
-_ARRAY = 20 + HOURS * 8
-"""Bytes of an array of 24 reals in PostgreSQL's binary form: a head, and each element with its length."""
+REASONS = tuple(why.name for why in Why)
 _ROW = np.dtype(
     [("fields", ">i2")]
     + [
@@ -232,6 +231,12 @@ def without_hour(connection: Connection) -> int:
     row = connection.execute(QUERIES["stale"]).fetchone()
     assert row is not None
     return int(row[0])
+
+
+def days_behind(connection: Connection) -> int:
+    """Days that were folded into engagement since the last refresh."""
+    row = connection.execute(QUERIES["behind"]).fetchone()
+    return int(row[0]) if row else 0
 
 
 def of_person(connection: Connection, person_id: str) -> Known | None:

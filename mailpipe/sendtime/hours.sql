@@ -51,5 +51,8 @@ LEFT JOIN mailpipe.engagement_state s ON true
 WHERE h.person_id = :person_id;
 
 -- name: stale
--- People whose engagement is known, but not their hour: the fold has gone on, and nobody has refreshed.
+-- People whose engagement is known, and not their hour: they came with a fold, and nobody has refreshed since.
 SELECT (SELECT count(*) FROM mailpipe.engagement) - (SELECT count(*) FROM mailpipe.send_hours);
+
+-- name: behind
+SELECT count(*) FROM mailpipe.engagement_fold f WHERE f.day > coalesce((SELECT folded_to FROM mailpipe.send_refresh), '-infinity');

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from mailpipe import campaign
 from mailpipe.db import Connection, Database
+from mailpipe.errors import CampaignError
 from mailpipe.schedule import overview, zones
-from mailpipe.sendtime import hours
+from mailpipe.sendtime import hours, uplift
 from tests.support import World
 
 ZONES = ("Asia/Ho_Chi_Minh", "Europe/Berlin", "America/New_York")
@@ -200,3 +202,94 @@ def test_a_crowded_hour_is_relieved_by_the_rate_of_the_campaign(scene: World) ->
     load = Counter(due_at.replace(minute=0) for *_, due_at, _ in people)
     assert max(load.values()) <= 0.1 * 3600 * 0.8 + 1
     assert taken.timing["optimised"]["moved_for_pace"] >= 1_000 - 289
+
+
+BROWSER = "Mozilla/5.0 (X11; Linux x86_64) Firefox/140.0"
+
+
+def visit(
+    scene: World, campaign_id: int, seqs: Sequence[int], kind: str, *, after: str = "1 hour", agent: str = BROWSER
+) -> None:
+    """People did it so long after their mail was due, and delivered."""
+    scene.execute(
+        "INSERT INTO mailpipe.event (at, digest, kind, campaign_id, seq, ses_id, agent, ip, link, body)"
+        " SELECT c.due_at + CAST(%(after)s AS interval), decode(md5(%(kind)s || %(after)s || s.seq), 'hex'), %(kind)s, c.campaign_id,"
+        " s.seq, 'x', %(agent)s, '192.0.2.1', 'https://shop.example.com', '{}'"
+        " FROM unnest(CAST(%(seqs)s AS integer[])) s(seq) JOIN mailpipe.chunk c"
+        " ON c.campaign_id = %(id)s AND s.seq BETWEEN c.first_seq AND c.first_seq + c.size - 1",
+        {"id": campaign_id, "seqs": list(seqs), "kind": kind, "after": after, "agent": agent},
+    )
+
+
+def sent(scene: World, people: int = 4_000) -> tuple[str, int, dict[str, list[int]]]:
+    """An optimised campaign that everybody got some days ago, and the numbers of its people by group."""
+    scene.people(people)
+    scene.execute("TRUNCATE mailpipe.send_hours, mailpipe.send_curve, mailpipe.engagement, mailpipe.event")
+    taken, _ = plan(scene)
+    scene.execute(
+        "UPDATE mailpipe.chunk SET due_at = due_at - interval '3 days', state = 'done', sent = size, finished = ~finished"
+        " WHERE campaign_id = %(id)s",
+        {"id": taken.campaign_id},
+    )
+    (key,) = scene.execute("SELECT key FROM mailpipe.campaign WHERE campaign_id = %(id)s", {"id": taken.campaign_id})[0]
+    groups = scene.execute(
+        "SELECT labels[1], array_agg(seq ORDER BY seq) FROM mailpipe.delivery WHERE campaign_id = %(id)s GROUP BY 1",
+        {"id": taken.campaign_id},
+    )
+    return key, taken.campaign_id, dict(groups)
+
+
+def test_clicks_of_people_within_a_day_are_counted_by_group_and_compared(scene: World) -> None:
+    key, campaign_id, groups = sent(scene)
+    visit(scene, campaign_id, groups["optimised"][:340], "click")
+    visit(scene, campaign_id, groups["optimised"][:340], "open", after="50 minutes")
+    visit(scene, campaign_id, groups["control"][:30], "click")
+    visit(scene, campaign_id, groups["control"][30:90], "click", after="25 hours")
+    visit(scene, campaign_id, groups["control"][90:120], "click", agent="curl/8.0")
+    visit(scene, campaign_id, groups["control"][120:140], "open")
+    with scene.database.connection() as connection:
+        found = uplift.of(connection, key)
+        assert found.to_json()["clicks"]["engaged"] == 340 == found.opens.engaged
+        assert (found.clicks.people, found.clicks.other_people) == (len(groups["optimised"]), len(groups["control"]))
+        assert (found.clicks.other_engaged, found.opens.other_engaged) == (30, 50)
+        assert found.clicks.enough and not found.explored_clicks.enough
+        assert found.explored_clicks.text.startswith("not enough data")
+        assert uplift.of(connection, key) == found
+        together = uplift.pooled(connection)
+        assert key in together.campaigns and together.clicks.people >= found.clicks.people
+
+
+def test_who_explored_is_compared_by_hour_and_opens_behind_the_proxy_are_not_seen(scene: World) -> None:
+    key, campaign_id, groups = sent(scene)
+    scene.execute(
+        "INSERT INTO mailpipe.engagement (person_id, as_of, since, tier, machine)"
+        " SELECT user_id, CURRENT_DATE, now(), 3, true FROM mailpipe.recipient WHERE campaign_id = %(id)s AND seq = ANY(%(seqs)s)",
+        {"id": campaign_id, "seqs": groups["control"][:100]},
+    )
+    visit(scene, campaign_id, groups["explore"], "click")
+    visit(scene, campaign_id, groups["control"][:120], "open")
+    with scene.database.connection() as connection:
+        found = uplift.of(connection, key)
+        assert (found.opens.other_people, found.opens.other_engaged) == (len(groups["control"]) - 100, 20)
+        # Nobody is known, so the best hour is the fixed one: both sides are the same people.
+        near = scene.execute(
+            "SELECT count(*) FROM mailpipe.send_explored WHERE campaign_id = %(id)s AND abs(hour - best_hour) <= 1",
+            {"id": campaign_id},
+        )[0][0]
+        assert found.explored_clicks.people == near == found.explored_clicks.engaged
+        assert found.explored_clicks.difference == 0
+
+
+def test_what_was_counted_when_nothing_could_come_any_more_outlives_its_events(scene: World) -> None:
+    key, campaign_id, groups = sent(scene)
+    visit(scene, campaign_id, groups["control"][:30], "click")
+    with scene.database.connection() as connection:
+        found = uplift.of(connection, key)
+        connection.execute(
+            "UPDATE mailpipe.chunk SET due_at = due_at - interval '3 days' WHERE campaign_id = %s", (campaign_id,)
+        )
+        connection.execute("TRUNCATE mailpipe.event")
+        assert uplift.of(connection, key) == found
+        with pytest.raises(CampaignError, match="no `mode: optimised`"):
+            uplift.of(connection, scene.create())
+        assert campaign.get(connection, key).spec.mode == "optimised"

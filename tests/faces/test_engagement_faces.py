@@ -40,7 +40,7 @@ def mailed(faces: Faces) -> Faces:
 
 
 def numbers(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
-    (event,) = result.get_asset_materialization_events()
+    (event,) = [one for one in result.get_asset_materialization_events() if one.asset_key == AssetKey(asset.NAME)]
     return {name: entry.value for name, entry in event.materialization.metadata.items()}
 
 

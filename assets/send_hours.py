@@ -1,0 +1,78 @@
+"""The hour at which each person is best mailed, written anew after each fold of engagement."""
+
+from typing import Any
+
+import dagster as dg
+
+from assets import engagement
+from assets.failure import explained
+from assets.metadata import Metadata, moment, table
+from assets.partitions import OWNERS
+from assets.resources import DatabaseResource
+from mailpipe.engagement.rule import HOURS
+
+NAME = "send_hours"
+
+
+@dg.asset(
+    name=NAME,
+    group_name=engagement.GROUP,
+    kinds={"postgres"},
+    owners=OWNERS,
+    description="**When a mail to each person is best sent**\n\nOne row for each person of `engagement`: the best hour of their own"
+    " day, how sure that is, and whose data decided it (their own, those of their zone, or everybody's). Campaigns with"
+    " `mode: optimised` are planned by it. A million people take some seconds. Sends nothing.",
+    deps=[engagement.NAME],
+)
+def send_hours(context: dg.AssetExecutionContext, database: DatabaseResource) -> dg.MaterializeResult[Any]:
+    from mailpipe.sendtime import hours  # noqa: PLC0415 - numpy, which nothing else here needs
+
+    with explained(), database.connection() as connection:
+        done = hours.refresh(connection)
+        shares = hours.summary(connection)
+    by_hour = {hour: sum(one.people for one in shares if one.hour == hour) for hour in range(HOURS)}
+    by_reason = {why: sum(one.people for one in shares if one.why == why) for why in hours.REASONS}
+    certain = sum(one.people * one.confidence for one in shares)
+    people = max(1, done.people)
+    context.log.info(f"{done.people} people have an hour, {by_reason['own']} of them from their own data")
+    metadata: Metadata = {
+        "people": done.people,
+        "own_data_share": round(by_reason["own"] / people, 4),
+        "mean_confidence": round(certain / people, 4),
+        **{f"from_{why}": number for why, number in by_reason.items()},
+        "by_hour": table(
+            [
+                {"hour": f"{hour:02}:00", "people": number, "share": round(number / people, 4)}
+                for hour, number in by_hour.items()
+            ],
+            {"hour": str, "people": int, "share": float},
+        ),
+        "plot": dg.MetadataValue.md(_bars(by_hour)),
+        "prior": done.prior,
+        "seconds": done.seconds,
+        "refreshed_at": moment(done.refreshed_at),
+    }
+    return dg.MaterializeResult(metadata=metadata)
+
+
+def _bars(by_hour: dict[int, int]) -> str:
+    """People by their best hour, as a drawing."""
+    most = max(*by_hour.values(), 1)
+    lines = [f"{hour:02} {'█' * round(40 * number / most)} {number:,}" for hour, number in by_hour.items() if number]
+    return "```\n" + "\n".join(lines or ["nobody yet"]) + "\n```"
+
+
+@dg.asset_check(asset=NAME, description="Everybody of whom engagement is known has an hour, made of its last fold.")
+def everybody_has_an_hour(database: DatabaseResource) -> dg.AssetCheckResult:
+    from mailpipe.sendtime import hours  # noqa: PLC0415
+
+    with explained(), database.connection() as connection:
+        missing, behind = hours.without_hour(connection), hours.days_behind(connection)
+    return dg.AssetCheckResult(
+        passed=missing == 0 and behind == 0,
+        severity=dg.AssetCheckSeverity.WARN,
+        metadata={"people_without": missing, "days_behind": behind},
+    )
+
+
+CHECKS = [everybody_has_an_hour]
