@@ -12,6 +12,7 @@ import pytest
 from mailpipe import campaign
 from mailpipe.db import Connection, Database
 from mailpipe.errors import CampaignError
+from mailpipe.feedback import archive
 from mailpipe.schedule import overview, zones
 from mailpipe.sendtime import hours, uplift
 from tests.support import World
@@ -211,12 +212,14 @@ def visit(
     scene: World, campaign_id: int, seqs: Sequence[int], kind: str, *, after: str = "1 hour", agent: str = BROWSER
 ) -> None:
     """People did it so long after their mail was due, and delivered."""
+    with scene.database.connection() as connection:
+        archive.prepare(connection, [SOON - timedelta(days=days) for days in range(-3, 8)], archive.span(30))
     scene.execute(
         "INSERT INTO mailpipe.event (at, digest, kind, campaign_id, seq, ses_id, agent, ip, link, body)"
-        " SELECT c.due_at + CAST(%(after)s AS interval), decode(md5(%(kind)s || %(after)s || s.seq), 'hex'), %(kind)s, c.campaign_id,"
-        " s.seq, 'x', %(agent)s, '192.0.2.1', 'https://shop.example.com', '{}'"
-        " FROM unnest(CAST(%(seqs)s AS integer[])) s(seq) JOIN mailpipe.chunk c"
-        " ON c.campaign_id = %(id)s AND s.seq BETWEEN c.first_seq AND c.first_seq + c.size - 1",
+        " SELECT c.due_at + CAST(%(after)s AS interval), decode(md5(%(kind)s || %(after)s || s.seq), 'hex'), %(kind)s,"
+        " c.campaign_id, s.seq, 'x', %(agent)s, '192.0.2.1', 'https://shop.example.com', '{}'"
+        " FROM unnest(CAST(%(seqs)s AS integer[])) s(seq) JOIN mailpipe.chunk c ON c.campaign_id = %(id)s"
+        " AND s.seq BETWEEN c.first_seq AND c.first_seq + c.size - 1",
         {"id": campaign_id, "seqs": list(seqs), "kind": kind, "after": after, "agent": agent},
     )
 
