@@ -88,7 +88,7 @@ CREATE TABLE mailpipe.recipient (
 CREATE UNIQUE INDEX recipient_user_id ON mailpipe.recipient (hashtextextended(user_id, 0), campaign_id);
 CREATE UNIQUE INDEX recipient_email ON mailpipe.recipient (hashtextextended(mailpipe.email_key(email), 0), campaign_id) WHERE email <> '';
 
--- Nothing that changes is indexed and a third of each page is free, so every update is HOT.
+-- Nothing that changes with a call is indexed and a third of each page is free, so every such update is HOT.
 CREATE TABLE mailpipe.chunk (
     campaign_id  integer NOT NULL REFERENCES mailpipe.campaign,
     chunk_no     integer NOT NULL,
@@ -126,6 +126,8 @@ CREATE TABLE mailpipe.chunk (
     CHECK (held IS NULL OR state <> 'leased')
 ) WITH (fillfactor = 66);
 CREATE INDEX chunk_first_seq ON mailpipe.chunk (campaign_id, first_seq);
+-- Who is due around some days, for the frequency cap. Chunks come in the order of time or nearly so; an update of anything else stays HOT.
+CREATE INDEX chunk_due_at ON mailpipe.chunk USING brin (due_at) WITH (pages_per_range = 32, autosummarize = on);
 
 -- The mail of a variant, where it is not the campaign's own. Frozen with the approval.
 CREATE TABLE mailpipe.campaign_variant (
