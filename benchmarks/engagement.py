@@ -2,14 +2,17 @@
 
 Two days on which everybody is mailed once: on the first all people are new, on the second all are known. A fifth of them react.
 One JSON line: `mails`, `events`, `first_seconds`, `seconds`, `seconds_per_million` (mails and events of the second day together),
+`cpu_seconds` (what the second day took of the processor, here and in the server: it does not depend on what else the machine does),
 `peak_mb`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 
 from benchmarks import ground
 from mailpipe.db import Connection
@@ -48,6 +51,12 @@ def _fill(connection: Connection, number: int, day: date, mails: int) -> None:
     connection.execute(statement.encode())
 
 
+def _cpu(connection: Connection) -> float:
+    """Seconds of the processor that this process and its backend of the server have had (Linux)."""
+    fields = Path(f"/proc/{connection.info.backend_pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return time.process_time() + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mails", type=int, default=1_000_000)
@@ -62,13 +71,14 @@ def main() -> None:
             ground.say(f"inventing day {number}")
             _fill(connection, number, DAY + timedelta(days=number - 1), mails)
         connection.execute("VACUUM (ANALYZE)")
-        seconds = []
+        seconds, used = [], []
         with ground.PeakMemory() as memory:
             for number in (0, 1):
                 ground.say("folding")
-                began = time.monotonic()
+                began, before = time.monotonic(), _cpu(connection)
                 done = fold.fold(connection, base.settings, DAY + timedelta(days=number), now=_LATER)
                 seconds.append(time.monotonic() - began)
+                used.append(_cpu(connection) - before)
                 ground.say(f"{done.mails:,} mails, {done.opens:,} opens, {done.clicks:,} clicks in {seconds[-1]:.1f} s")
         events = mails // 5
         ground.emit(
@@ -78,6 +88,7 @@ def main() -> None:
                 "first_seconds": round(seconds[0], 1),
                 "seconds": round(seconds[1], 1),
                 "seconds_per_million": round(seconds[1] / (mails + events) * 1e6, 1),
+                "cpu_seconds": round(used[1], 1),
                 "peak_mb": round(memory.mb),
             }
         )

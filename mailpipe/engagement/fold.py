@@ -34,7 +34,8 @@ _FIRST_ORDERS = timedelta(days=180)
 
 
 def fold(connection: Connection, settings: Settings, day: date, *, now: datetime | None = None) -> Folded:
-    """Fold one day. A day that was folded changes nothing, and its counts are answered. `connection` is in autocommit mode.
+    """Fold one day. One that was folded, or lies before the first mail, changes nothing, and its counts are answered. `connection`
+    is in autocommit mode.
 
     Raises:
         EngagementError: the day is not over yet, or an earlier one is missing.
@@ -51,7 +52,9 @@ def fold(connection: Connection, settings: Settings, day: date, *, now: datetime
         if before.folded_to is not None and day <= before.folded_to:
             return days.get(connection, day)
         first = days.first_due(connection)
-        if first is not None and day > first:
+        if first is None or day < first:
+            return days.get(connection, day)
+        if day > first:
             raise EngagementError(f"{day}: {first} has to be folded first; days are folded in order")
         done = _fold(connection, settings, day, before)
     history.drop(settings.history_folder, day, settings.history_days)
@@ -179,17 +182,24 @@ def _add(connection: Connection, campaign_id: int, span: dict[str, Any], seen_un
     """The mails of one campaign. Nobody is twice in a campaign, so each is one update of one row."""
     texts = [row[0] for row in connection.execute(QUERIES["timezones"], {"campaign_id": campaign_id})]
     hours.add(connection, texts, span["since"], span["until"])
+    zoneless = hours.unknown(texts)
+    if zoneless:
+        known_zones = [row[0] for row in connection.execute(QUERIES["known_zones"])]
+        hours.add(connection, known_zones, span["since"], span["until"])
     connection.execute(b"TRUNCATE engagement_sent, engagement_mail")
     connection.execute(QUERIES["sent"], {**span, "campaign_id": campaign_id})
     connection.execute(b"ANALYZE engagement_sent")
-    connection.execute(QUERIES["mails"], {**span, "campaign_id": campaign_id, "click": rule.CLICK, "open": rule.OPEN})
+    connection.execute(
+        _MAILS_OF_ZONELESS if zoneless else _MAILS,
+        {"campaign_id": campaign_id, "click": rule.CLICK, "open": rule.OPEN, "zoneless": zoneless},
+    )
     connection.execute(b"ANALYZE engagement_mail")
     known = {**span, "until": seen_until}
-    connection.execute(QUERIES["new_people"], known)
     row = connection.execute(QUERIES["zoneless"]).fetchone()
     if row is not None and row[0]:
         connection.execute(QUERIES["settle_zones"])
     connection.execute(_ADD, known)
+    connection.execute(QUERIES["new_people"], known)
 
 
 def _ask(
@@ -227,6 +237,10 @@ def _keep_state(connection: Connection, before: State, day: date, counts: _Count
     )
 
 
+_MAILS = QUERIES.filled("mails", zone="", given="coalesce(r.timezone, '')")
+_MAILS_OF_ZONELESS = QUERIES.filled(
+    "mails", zone=QUERIES.texts["zone_of_person"], given="coalesce(e.zone, r.timezone, '')"
+)
 _ADD = QUERIES.filled(
     "add",
     ex=", ".join(f"e.ex[{n}] * w.old + x.x[{n}] * w.exposed" for n in range(1, 25)),

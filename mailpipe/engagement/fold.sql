@@ -99,6 +99,13 @@ WHERE get_bit(k.positions, i) = 1
   AND (k.dead IS NULL OR get_bit(k.dead, i) = 0)
   AND (k.late IS NULL OR get_bit(k.late, i) = 0 OR k.delivered IS NOT NULL AND get_bit(k.delivered, i) = 1);
 
+-- name: known_zones
+SELECT DISTINCT zone FROM mailpipe.engagement WHERE zone IS NOT NULL;
+
+-- name: zone_of_person
+-- A segment need not select zones: whose zone it does not tell is counted by the one that is known of them.
+LEFT JOIN mailpipe.engagement e ON e.person_id = r.user_id AND coalesce(r.timezone, '') = ANY(CAST(:zoneless AS text[]))
+
 -- name: mails
 -- The hour of a send is the one in which most of its first sixty minutes lie; one offset holds for a mail and its day. What is clicked
 -- within a day is a click, else it may be an open.
@@ -111,19 +118,14 @@ SELECT r.user_id, z.zone, z.shift, s.variant, s.at, h.hour,
        coalesce(x.apple, false), x.seq IS NOT NULL
 FROM engagement_sent s
 JOIN mailpipe.recipient r ON r.campaign_id = :campaign_id AND r.seq = s.seq AND r.user_id <> ''
-JOIN engagement_clock z ON z.given = coalesce(r.timezone, '') AND s.at >= z.since AND s.at < z.until
+{{zone}}
+JOIN engagement_clock z ON z.given = {{given}} AND s.at >= z.since AND s.at < z.until
 LEFT JOIN engagement_reaction x ON x.campaign_id = :campaign_id AND x.seq = s.seq
 CROSS JOIN LATERAL (SELECT CAST(extract(hour FROM (s.at + z.shift + interval '30 minutes') AT TIME ZONE 'UTC') AS smallint)) AS h(hour)
 CROSS JOIN LATERAL (
     SELECT CASE WHEN x.clicked_at < s.at + interval '24 hours' THEN x.clicked_at
                 WHEN x.opened_at < s.at + interval '24 hours' THEN x.opened_at END
 ) AS w(at);
-
--- name: new_people
-INSERT INTO mailpipe.engagement (person_id, zone, as_of, since, tier)
-SELECT m.person_id, m.zone, :day, m.sent_at, mailpipe.engagement_tier(NULL, NULL, NULL, m.sent_at, :until)
-FROM engagement_mail m WHERE NOT EXISTS (SELECT FROM mailpipe.engagement e WHERE e.person_id = m.person_id)
-ON CONFLICT DO NOTHING;
 
 -- name: zoneless
 SELECT EXISTS (SELECT FROM mailpipe.engagement WHERE zone IS NULL);
@@ -150,6 +152,15 @@ UPDATE mailpipe.engagement e SET
 FROM engagement_mail m JOIN engagement_exposure x ON x.place = m.place CROSS JOIN engagement_decay w
 WHERE e.person_id = m.person_id AND w.as_of = e.as_of AND w.machine = e.machine;
 
+-- name: new_people
+-- Whoever is not there by now has done nothing yet: those who have were put in with the readers.
+INSERT INTO mailpipe.engagement (person_id, zone, as_of, since, mails, ex, last_sent_at, tier)
+SELECT m.person_id, m.zone, :day, m.sent_at, 1, x.x, m.sent_at, mailpipe.engagement_tier(NULL, NULL, NULL, m.sent_at, :until)
+FROM engagement_mail m JOIN engagement_exposure x ON x.place = m.place
+WHERE NOT EXISTS (SELECT FROM mailpipe.engagement e WHERE e.person_id = m.person_id)
+-- Somebody whom a person ordered to mail again may have been accepted twice.
+ON CONFLICT DO NOTHING;
+
 -- name: counted
 -- Only whom we can see: whose mails Apple alone has opened teaches nothing about how soon mails are read.
 SELECT count(*) AS mails, count(*) FILTER (WHERE weight = :open), count(*) FILTER (WHERE weight = :click),
@@ -173,7 +184,7 @@ WHERE e.person_id = r.person_id AND (r.engaged_at > coalesce(e.last_engaged_at, 
 
 -- name: bought
 INSERT INTO mailpipe.engagement AS e (person_id, as_of, since, last_bought_at, tier)
-SELECT o.user_id, :day, max(o.ordered_at), max(o.ordered_at), 5
+SELECT o.user_id, :day, min(o.ordered_at), max(o.ordered_at), 5
 FROM ({{orders}}) AS o WHERE o.ordered_at >= :from AND o.ordered_at < :until AND o.user_id <> '' GROUP BY o.user_id
 ON CONFLICT (person_id) DO UPDATE SET last_bought_at = excluded.last_bought_at
 WHERE excluded.last_bought_at > coalesce(e.last_bought_at, '-infinity');

@@ -37,6 +37,11 @@ def spans(texts: Iterable[str], since: datetime, until: datetime) -> list[Row]:
     return rows
 
 
+def unknown(texts: Iterable[str]) -> list[str]:
+    """Those of the texts that mean no zone."""
+    return [text for text in texts if zones.find(text) is None]
+
+
 def add(connection: Connection, texts: Iterable[str], since: datetime, until: datetime) -> None:
     """Put the clocks of these texts into the transaction's table `engagement_clock`, unless they are there."""
     connection.execute(CREATE)

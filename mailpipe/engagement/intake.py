@@ -171,6 +171,7 @@ def _add(connection: Connection, digest: bytes, source: str) -> Imported:
     _keep_exposures(connection, known.freshness, rate)
     connection.execute(QUERIES["shares"], {"lean": LEAN})
     connection.execute(_SUMS, {"rate": rate})
+    connection.execute(QUERIES["settle_zones"])
     connection.execute(QUERIES["new_people"], {"day": day})
     connection.execute(b"ANALYZE engagement_sum")
     connection.execute(_ADD, {"day": day})

@@ -42,13 +42,13 @@ SELECT count(*), min(at), max(at), min(sent_at) FROM engagement_told;
 SELECT DISTINCT agent, coalesce(ip, '') FROM engagement_told WHERE agent IS NOT NULL;
 
 -- name: texts
-SELECT DISTINCT coalesce(nullif(t.timezone, ''), e.zone, '')
+SELECT DISTINCT coalesce(e.zone, t.timezone, '')
 FROM engagement_told t LEFT JOIN mailpipe.engagement e ON e.person_id = t.person_id;
 
 -- name: people
 -- Everybody of the history, with what is known of them by now.
 CREATE TEMPORARY TABLE engagement_person ON COMMIT DROP AS
-SELECT t.person_id, coalesce(max(nullif(t.timezone, '')), max(e.zone), '') AS given, min(t.at) AS since,
+SELECT t.person_id, coalesce(max(e.zone), max(t.timezone), '') AS given, min(t.at) AS since,
        bool_or(a.who = 'apple_mpp') AS apple, bool_or(t.kind = 'open' AND coalesce(a.who, 'browser') IN ('browser', 'proxy')) AS opened
 FROM engagement_told t
 LEFT JOIN engagement_agent a ON a.agent = t.agent AND a.ip = coalesce(t.ip, '')
@@ -101,6 +101,15 @@ INSERT INTO mailpipe.engagement (person_id, zone, as_of, since, tier, machine)
 SELECT p.person_id, z.zone, :day, p.since, 5, coalesce(p.apple AND NOT p.opened, false)
 FROM engagement_person p LEFT JOIN (SELECT DISTINCT given, zone FROM engagement_clock) z ON z.given = p.given
 WHERE NOT EXISTS (SELECT FROM mailpipe.engagement e WHERE e.person_id = p.person_id);
+
+-- name: settle_zones
+-- As in a fold: what was counted by UTC moves to the hours of the zone that is known now.
+UPDATE mailpipe.engagement e SET zone = z.zone, ev = e.ev[25 - z.k : 24] || e.ev[1 : 24 - z.k], ex = e.ex[25 - z.k : 24] || e.ex[1 : 24 - z.k]
+FROM engagement_person p JOIN (
+    SELECT DISTINCT ON (given) given, zone, mod(24 + CAST(round(extract(epoch FROM shift) / 3600) AS integer), 24) AS k
+    FROM engagement_clock WHERE zone IS NOT NULL ORDER BY given, since DESC
+) z ON z.given = p.given
+WHERE e.person_id = p.person_id AND e.zone IS NULL;
 
 -- name: add
 UPDATE mailpipe.engagement e SET

@@ -208,6 +208,19 @@ def test_who_gets_a_zone_later_keeps_the_hours(connection: Connection, past: Pas
     assert max(range(24), key=row(connection, "1")["ex"].__getitem__) == 19
 
 
+def test_a_segment_that_tells_no_zone_counts_by_the_one_that_is_known(
+    connection: Connection, past: Past, config: Settings
+) -> None:
+    past.mailed(NOON, ["1"], zones={"1": "Asia/Ho_Chi_Minh"})
+    folded(connection, config)
+    at = NOON + timedelta(days=1)
+    sent = past.mailed(at, ["1", "2"], zones={"1": "", "2": ""})
+    past.visit(sent, 1, at + HOUR)
+    folded(connection, config, at.date())
+    assert row(connection, "1")["zone"] == "Asia/Ho_Chi_Minh" and list(hours(row(connection, "1")["ev"])) == [20]
+    assert row(connection, "2")["zone"] is None and max(range(24), key=row(connection, "2")["ex"].__getitem__) == 12
+
+
 def test_whatever_order_rows_arrive_in_the_fold_is_the_same(
     connection: Connection, past: Past, config: Settings
 ) -> None:

@@ -77,6 +77,14 @@ def test_without_a_send_log_people_are_compared_with_others_of_their_offset(
     assert hours(tokyo["ev"]) == {9: 1.0} and tokyo["ex"][9] > late["ex"][9]
 
 
+def test_a_zone_of_a_later_history_moves_what_was_counted_by_utc(connection: Connection, tmp_path: Path) -> None:
+    bring(connection, tmp_path / "a.csv", "1,open,2026-01-05T03:00:00Z,,,")
+    bring(connection, tmp_path / "b.csv", "1,open,2026-01-05T05:00:00Z,,Asia/Tokyo,")
+    bring(connection, tmp_path / "c.csv", "1,open,2026-01-05T07:00:00Z,,Europe/Berlin,")
+    assert row(connection, "1")["zone"] == "Asia/Tokyo"
+    assert hours(row(connection, "1")["ev"]) == {12: 1.0, 14: 1.0, 16: 1.0}
+
+
 def test_the_same_content_changes_nothing_and_a_wrong_file_leaves_nothing(
     connection: Connection, tmp_path: Path
 ) -> None:
