@@ -41,13 +41,13 @@ noted AS (
 SELECT coalesce(sum(people), 0) FROM moved;
 
 -- name: open_now
--- The whole audience of an approved campaign is due at this moment, in one launch.
+-- The whole audience of an approved campaign is due at this moment, in one launch. Who is held stays so, and goes when it is planned.
 WITH held AS MATERIALIZED (
     SELECT campaign_id FROM mailpipe.campaign WHERE campaign_id = :campaign_id AND state = 'approved' FOR UPDATE
 ),
 moved AS (
     UPDATE mailpipe.chunk c SET due_at = statement_timestamp() FROM held h
-    WHERE c.campaign_id = h.campaign_id AND c.state = 'pending' AND c.due_at > statement_timestamp()
+    WHERE c.campaign_id = h.campaign_id AND c.state = 'pending' AND c.held IS NULL AND c.due_at > statement_timestamp()
 ),
 gone AS (
     DELETE FROM mailpipe.due d USING held h WHERE d.campaign_id = h.campaign_id AND d.due_at > statement_timestamp()

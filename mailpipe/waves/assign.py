@@ -11,6 +11,7 @@ from mailpipe import provider
 from mailpipe.campaign import Campaign
 from mailpipe.cells import Cell, Column
 from mailpipe.db import Connection, queries
+from mailpipe.errors import CampaignError
 from mailpipe.schedule import when, zones
 from mailpipe.waves import domain, layout, ramp
 from mailpipe.waves.layout import Piece, Run, Stage
@@ -104,6 +105,15 @@ class Waves:
                 chunk=self._spec.chunk_size,
             )
         self._pieces = [(stage, piece) for stage in self._stages for piece in stage.pieces]
+        if late := [stage for stage in self._stages if self._is_over(stage)]:
+            raise CampaignError(
+                f"{late[0].label} is planned for {late[0].at:%Y-%m-%d %H:%M} UTC, after expires_at: its people would get nothing."
+                " Let it expire later, or take a steeper ramp"
+            )
+
+    def _is_over(self, stage: Stage) -> bool:
+        ends = when.plain(self._spec, stage.at).expires_at
+        return ends is not None and ends <= stage.at
 
     def cell(self, keys: Mapping[str, Any], so_far: Cell) -> Cell:
         """The first part goes when it is due, the others wait for the gate before them."""

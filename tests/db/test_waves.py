@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from mailpipe.errors import CampaignError
+from mailpipe.schedule import window
 from tests.support import World
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -133,3 +135,25 @@ def test_nobody_and_few_people_can_go_in_waves(scene: World, people: int) -> Non
     assert scene.freeze(key).recipients == people
     assert sum(stages(scene, key).values()) == people
     assert {chunk["held"] for chunk in chunks(scene, key)} <= {None}
+
+
+def test_a_plan_that_goes_beyond_the_end_of_the_mail_is_refused(scene: World) -> None:
+    scene.people(300)
+    ends = (NOW + timedelta(days=1, hours=12)).isoformat()
+    key = scene.create(warmup={"ramp": [100]}, sender="a@g.example.com", expires_at=ends)
+    with pytest.raises(CampaignError, match=r"day:3 is planned for .* after expires_at"):
+        scene.freeze(key)
+    within = scene.create(warmup={"ramp": [100]}, sender="a@h.example.com", expires_after="6h")
+    assert scene.freeze(within).recipients == 300
+
+
+def test_those_who_are_held_stay_so_when_everybody_shall_go_now(scene: World) -> None:
+    scene.people(300)
+    due = (NOW + timedelta(days=2)).isoformat()
+    key = scene.ready(warmup={"ramp": [100]}, sender="a@i.example.com", due_at=due)
+    with scene.database.connection() as connection:
+        assert window.open_now(connection, scene.campaign(key).campaign_id) == 100
+    days = {
+        chunk["labels"][0]: (chunk["held"], chunk["due_at"] > NOW + timedelta(days=1)) for chunk in chunks(scene, key)
+    }
+    assert days == {"day:1": (None, False), "day:2": ("wave", True), "day:3": ("wave", True)}

@@ -15,6 +15,7 @@ from mailpipe.campaign import Spec, parse, read_file
 from mailpipe.errors import CampaignError
 from mailpipe.schedule.when import parse_duration
 
+ROOT = Path(__file__).parents[2]
 LEAST: dict[str, Any] = {
     "key": "flash-sale",
     "segment": "active",
@@ -229,3 +230,8 @@ def test_what_waves_exclude_is_told(fields: dict[str, Any], told: str) -> None:
 
 def test_waves_at_a_wall_time_of_one_zone_are_possible() -> None:
     assert spec(waves=WAVES, send_at="2026-12-24T10:00", timezone="Europe/Berlin").in_waves
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "assets" / "campaigns").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_campaigns_that_come_with_it_can_be_read(path: Path) -> None:
+    assert read_file(path).key.replace("-", "_") == path.stem
