@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import groupby
 from typing import Any, Literal
 
 from psycopg.types.json import Jsonb
@@ -247,7 +248,8 @@ def _held(connection: Connection, campaign_id: int) -> dict[str, list[_Chunk]]:
 
 
 def _runs(chunks: Iterable[_Chunk]) -> list[Run]:
-    return [Run(chunk.wave, chunk.tier, chunk.size) for chunk in chunks]
+    alike = groupby(chunks, key=lambda chunk: (chunk.wave, chunk.tier))
+    return [Run(wave, tier, sum(chunk.size for chunk in some)) for (wave, tier), some in alike]
 
 
 def _follow(connection: Connection, found: Campaign, held: dict[str, list[_Chunk]], stages: Sequence[Stage]) -> None:

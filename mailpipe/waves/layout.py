@@ -6,6 +6,8 @@ head of each queue the family's share of what the ramp allows, so nobody is left
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -131,9 +133,9 @@ def by_days(
         at = begins(day)
         cap = ramp.cap(rung)
         used = (others or {}).get(at.astimezone(ZoneInfo(zone)).date(), 0)
-        quotas = _quotas(left, min(max(0, cap - used), _room(left, waves, sizes)), cap, before)
+        quotas = _bounded(_wanted(left, waves, sizes, max(0, cap - used)), shares, cap, before)
         taken = {family: _take(left, family, quota) for family, quota in quotas.items()}
-        pieces = tuple(_of_day(taken, waves, at, chunk))
+        pieces = tuple(_of_day(taken, left, waves, sizes, at, chunk))
         if pieces:
             stages.append(Stage(day, at, pieces, rung, cap, used))
         before = Before(cap, {family: quotas.get(family, 0) + used * share for family, share in shares.items()})
@@ -145,38 +147,49 @@ def _count(runs: Sequence[Run]) -> int:
     return sum(run.people for run in runs)
 
 
-def _room(left: Queues, waves: Sequence[Wave], sizes: Sequence[int]) -> int:
-    """How many the waves let go on one day: one that is spread over more than the day gives a part of it, and holds up the next."""
-    room = 0
+def _wanted(left: Queues, waves: Sequence[Wave], sizes: Sequence[int], free: int) -> dict[str, int]:
+    """How many of each family may go on a day that has room for `free`, wave by wave. One that is spread over more than the day
+    gives its part of it, and the next one begins when it is over."""
+    wanted: Counter[str] = Counter()
     offset = 0
     for number, wave in enumerate(waves):
-        people = sum(run.people for runs in left.values() for run in runs if run.wave == number)
+        mine = {
+            family: _count([run for run in runs if run.wave == number])
+            for family, runs in left.items()
+            if any(run.wave == number for run in runs)
+        }
+        people = sum(mine.values())
         if not people:
             continue
-        hours = max(0, DAY - offset)
-        part = people
-        if wave.spread is not None and wave.spread > hours:
-            part = min(people, max(1, sizes[number] * hours // wave.spread)) if hours else 0
-        elif not hours:
-            part = 0
-        room += part
+        seconds = max(0, DAY - offset)
+        part = people if seconds else 0
+        if wave.spread is not None and wave.spread > seconds and seconds:
+            part = min(people, max(1, sizes[number] * seconds // wave.spread))
+        part = min(part, free - wanted.total())
+        wanted.update(shared(part, mine))
         if part < people:
             break
-        offset += wave.length
-    return max(1, room)
+        offset += _length(wave, people, sizes[number])
+    return dict(wanted)
 
 
-def _quotas(left: Queues, total: int, cap: int, before: Before | None) -> dict[str, int]:
-    """What of a day's total each family gets: its share of those who are left, and not much more than the day before."""
-    people = {family: _count(runs) for family, runs in left.items() if runs}
-    quotas = shared(min(total, sum(people.values())), people)
-    if before is None:
-        return quotas
-    growth = max(GROWTH, cap / before.cap)
-    return {
-        family: min(quota, max(FLOOR, int(growth * before.volumes.get(family, 0.0))))
-        for family, quota in quotas.items()
-    }
+def _length(wave: Wave, people: int, size: int) -> int:
+    """Seconds that the last `people` of a wave of that size take: of one that goes over more than a day, their part of it."""
+    if wave.spread is not None and wave.spread > DAY:
+        return -(-wave.spread * people // size)
+    return wave.length
+
+
+def _bounded(wanted: Mapping[str, int], shares: Mapping[str, float], cap: int, before: Before | None) -> dict[str, int]:
+    """At most its share of the ramp's total for each family, and not much more than on the day before."""
+    growth = GROWTH if before is None else max(GROWTH, cap / before.cap)
+    quotas = {}
+    for family, people in wanted.items():
+        most = math.ceil(shares[family] * cap)
+        if before is not None:
+            most = min(most, int(growth * before.volumes.get(family, 0.0)))
+        quotas[family] = min(people, max(FLOOR, most))
+    return quotas
 
 
 def shared(total: int, people: Mapping[str, int]) -> dict[str, int]:
@@ -206,16 +219,21 @@ def _take(left: dict[str, list[Run]], family: str, number: int) -> list[Run]:
     return taken
 
 
-def _of_day(taken: Queues, waves: Sequence[Wave], at: datetime, chunk: int) -> Iterator[Piece]:
+def _of_day(
+    taken: Queues, left: Queues, waves: Sequence[Wave], sizes: Sequence[int], at: datetime, chunk: int
+) -> Iterator[Piece]:
+    """When on its day everybody is due. A wave that is not over with it takes the rest of the day."""
     offset = 0
     for number, wave in enumerate(waves):
         mine = {family: [run for run in runs if run.wave == number] for family, runs in taken.items()}
         if not any(mine.values()):
             continue
         offset = min(offset, DAY - _SHORTEST_STEP)
-        length = min(wave.spread or 0, DAY - offset)
-        yield from _spread(mine, at + timedelta(seconds=offset), length, chunk)
-        offset += wave.length if wave.spread is None else length
+        over = not any(run.wave == number for runs in left.values() for run in runs)
+        people = sum(map(_count, mine.values()))
+        length = min(DAY - offset, _length(wave, people, sizes[number]) if over else wave.spread or DAY)
+        yield from _spread(mine, at + timedelta(seconds=offset), length if wave.spread else 0, chunk)
+        offset += length
 
 
 def _spread(runs: Queues, at: datetime, length: int, chunk: int) -> Iterator[Piece]:

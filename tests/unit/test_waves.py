@@ -120,7 +120,7 @@ def test_no_provider_gets_more_than_its_share_nor_grows_faster_than_the_ramp(
             day[piece.family] += piece.people
         assert stage.cap is not None
         for family in FAMILIES:
-            assert day[family] <= stage.cap * left[family] / max(1, sum(left.values())) + 1
+            assert day[family] <= max(FLOOR, stage.cap * left[family] / max(1, sum(left.values())) + 1)
             if cap_before:
                 assert day[family] <= max(FLOOR, max(2, stage.cap / cap_before) * before[family])
         before, cap_before = day, stage.cap
