@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
@@ -21,7 +22,7 @@ from mailpipe.experiment import buckets, counts, decision, look
 from mailpipe.send import End
 from tests.db.test_feedback import COMPLAINT, DELIVERY, take, told
 from tests.ses_events import shape
-from tests.support import World
+from tests.support import World, wait_for
 
 CLICK = shape("Click")
 TWO: list[dict[str, Any]] = [{"name": "plain"}, {"name": "question", "subject": "Are you there, {{first_name}}?"}]
@@ -369,15 +370,34 @@ def test_of_several_who_decide_at_once_one_does(scene: World) -> None:
         assert [one["action"] for one in campaign.history(connection, final.campaign_id)].count("decide") == 1
 
 
-def test_who_dies_while_deciding_has_decided_nothing(scene: World) -> None:
+def test_who_dies_while_deciding_has_decided_nothing_and_the_next_one_does(scene: World) -> None:
     key = after_the_test(scene, 400)
+    campaign_id = scene.campaign(key).campaign_id
+    waits = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%mailpipe.chunk%%'"
+    ended: list[str] = []
 
+    def die() -> None:
+        try:
+            with scene.database.connection() as connection:
+                decision.decide(connection, scene.settings, key, actor="ana", winner="question")
+        except psycopg.OperationalError as error:
+            ended.append(type(error).__name__)
+
+    thread = threading.Thread(target=die)
     with scene.database.connection() as connection, connection.transaction(force_rollback=True):
-        assert key in decision.tick(connection, scene.settings).decided
-        assert decision.decide(connection, scene.settings, key).released == 40
-    assert not scene.execute("SELECT FROM mailpipe.experiment WHERE decided_at IS NOT NULL")
+        connection.execute(
+            "SELECT FROM mailpipe.chunk WHERE campaign_id = %s AND held IS NOT NULL FOR UPDATE", (campaign_id,)
+        )
+        thread.start()
+        wait_for(lambda: bool(scene.execute(waits)), "somebody who is about to free the rest")
+        scene.execute(f"SELECT pg_terminate_backend(pid) FROM ({waits}) AS waiting")
+        thread.join()
+    assert ended == ["AdminShutdown"]
+    assert not scene.execute(
+        "SELECT FROM mailpipe.experiment WHERE campaign_id = %(id)s AND decided_at IS NOT NULL", {"id": campaign_id}
+    )
     with scene.database.connection() as connection:
-        assert hold.waiting(connection, scene.campaign(key).campaign_id) == {"experiment": 40}
+        assert hold.waiting(connection, campaign_id) == {"experiment": 40}
     assert key in tick(scene).decided
     assert scene.send(key).end is End.COMPLETE
 

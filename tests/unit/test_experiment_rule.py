@@ -139,6 +139,23 @@ def test_somebody_may_always_win(complaints: list[int]) -> None:
     assert len(verdict.barred) < len(complaints)
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 200_000), st.floats(0, 1), st.floats(0, 1), st.floats(0, 0.01)), min_size=2, max_size=5
+    )
+)
+def test_whatever_is_counted_there_is_an_answer(counted: list[tuple[int, float, float, float]]) -> None:
+    arms = []
+    for number, (people, reached, successes, complaints) in enumerate(counted):
+        delivered = int(people * reached)
+        arms.append(Arm(str(number), people, delivered, int(delivered * successes), int(delivered * complaints)))
+    verdict = rule.decide(arms)
+    assert sum(verdict.chances) == pytest.approx(1, abs=1e-6)
+    assert 0 <= verdict.ratio_p <= 1
+    assert verdict.outcome == "winner" or verdict.winner == "0"
+    assert rule.decide(arms) == verdict
+
+
 def test_arms_that_lost_their_people_unequally_are_not_compared() -> None:
     verdict = decided(arm("a", 200, 9_990, assigned=10_000), arm("b", 300, 9_800, assigned=10_000))
     assert (verdict.outcome, verdict.winner) == ("inconclusive", "a")
