@@ -1,50 +1,34 @@
 """The snapshot: a segment's people frozen into a campaign's immutable recipients, and cut into slices and chunks.
 
-Everything happens on the server in one transaction: a snapshot that fails leaves nothing. The segment is staged once; who is left
-out (suppressed, not to be mailed, there already) is found on the stage; then the others are numbered and written, once. An address
-that SES cannot take stays in, as skipped.
+Everything happens on the server in one transaction: a snapshot that fails leaves nothing. Who is left out, and how the others get
+their numbers, is `stage`'s. An address that SES cannot take stays in, as skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
-import psycopg
-from psycopg import sql
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from mailpipe import address, campaign, cells, earlier, frequency, segment, suppression
+from mailpipe import campaign, cells, earlier, frequency, segment
 from mailpipe.db import Connection, queries
 from mailpipe.errors import SnapshotError
 from mailpipe.experiment import assign
 from mailpipe.schedule import timing, when
 from mailpipe.sendtime.spec import launches
 from mailpipe.settings import Settings
+from mailpipe.stage import OWN_COLUMNS, Stage
 from mailpipe.waves.assign import Waves
 
 QUERIES = queries.beside(__file__)
 
 CALL = 50
 """Recipients of a full call: slices begin at multiples of it, so that no slice ends with a call that is nearly empty."""
-
-_OWN_COLUMNS = ("user_id", "email", "timezone", "locale")
-
-
-class _Same(NamedTuple):
-    """Who is the same person: an SQL hash of each row, and a condition for the rows that have what is hashed."""
-
-    hash: str
-    known: str
-
-
-_USER = _Same("hashtextextended(user_id, 0)", "true")
-# People without any address are not one person.
-_ADDRESS = _Same("email_hash", "email <> ''")
 
 
 @dataclass(frozen=True)
@@ -148,49 +132,37 @@ def _freeze(
         " set_config('maintenance_work_mem', '512MB', true)",
         (str(int(settings.segment_timeout * 1000)),),
     )
-    names = [name for name in columns if name not in _OWN_COLUMNS]
-    table = _Table(connection, campaign_id)
-    scopes = suppression.scopes(found.spec.topic)
+    names = [name for name in columns if name not in OWN_COLUMNS]
+    stage = Stage(connection, campaign_id, found.spec.topic)
+    assigners = _assigners(settings, found)
+    anew = found.spec.varies or bool(assigners) or settings.frequency_cap is not None
     with segment.explained(chosen):
-        returned = table.run(
-            "stage",
-            {**bound, "scopes": scopes, "topics": suppression.topics(found.spec.topic)},
-            segment=segment.statement(chosen),
-            consent=settings.consent,
-            timezone="CAST(segment.timezone AS text)" if "timezone" in columns else "CAST(NULL AS text)",
-            locale="CAST(segment.locale AS text)" if "locale" in columns else "CAST(NULL AS text)",
-            variables=", ".join(f"CAST(segment.{_quoted(connection, name)} AS text)" for name in names),
-        ).rowcount
-    table.run("refuse")
-    if nameless := dict(table.run("excluded").fetchall()).get("nameless"):
-        raise SnapshotError(
-            f"{chosen.path}: user_id is NULL in {nameless} rows; every person needs one. Nothing was kept"
-        )
-    frequency.refuse(connection, settings.frequency_cap, table.staged, but=ours, due_at=found.due_at)
-    unusable = _readdress(table, scopes)
+        stage.fill(segment.statement(chosen), bound, columns, anew=anew)
+        if nameless := stage.excluded().get("nameless"):
+            raise SnapshotError(
+                f"{chosen.path}: user_id is NULL in {nameless} rows; every person needs one. Nothing was kept"
+            )
+        stage.refuse_unconsenting(settings.consent)
+    frequency.refuse(connection, settings.frequency_cap, stage.name, but=ours, due_at=found.due_at)
+    stage.readdress()
     timed = timing.stage(
         connection,
         found.spec,
-        table.staged,
+        stage.name,
         default_zone=found.spec.default_timezone or settings.default_timezone,
         due_at=found.due_at,
         now=found.now,
     )
-    assign.hold_out(connection, found, table.staged)
-    placed = cells.place(
-        connection, table.staged, when.plain(found.spec, found.due_at), timed, _assigners(settings, found)
-    )
-    sorting = {"join": placed.join, "order": placed.order}
-    # Hardly any segment returns a person under two addresses. The index finds it out, and it is done again, users first.
-    if not (_fill(table, [_ADDRESS], sorting) or _fill(table, [_USER, _ADDRESS], sorting)):
+    assign.hold_out(connection, found, stage.name)
+    placed = cells.place(connection, stage.name, when.plain(found.spec, found.due_at), timed, assigners)
+    if not stage.write(placed):
         raise SnapshotError(f"{chosen.path}: duplicates remain after they were removed; please report this")
-    excluded = {reason: int(count) for reason, count in table.run("excluded").fetchall()}
-    recipients = returned - sum(excluded.values())
-    placed.measure(connection, table.name, recipients)
+    excluded = stage.excluded()
+    recipients = stage.returned - sum(excluded.values())
+    placed.measure(connection, stage.table, recipients)
     cuts = list(cut(recipients, found.spec.chunk_size, placed.sizes))
-    if unusable:
-        unusable = [seq for (seq,) in table.run("seqs", {"campaign_id": campaign_id, "places": unusable})]
-    table.run("attach")
+    skipped = stage.unusable()
+    stage.attach()
     of_cuts = [placed.cells[piece.group] for piece in cuts]
     connection.execute(
         QUERIES["chunks"],
@@ -211,8 +183,8 @@ def _freeze(
     )
     dues = [None if cell.held else cell.window.due_at for cell in placed.cells]
     timing.keep(connection, campaign_id, launches(dues) if found.spec.mode else dues, cuts)
-    if unusable:
-        table.run("skip", {"campaign_id": campaign_id, "seqs": unusable})
+    if skipped:
+        connection.execute(QUERIES["skip"], {"campaign_id": campaign_id, "seqs": skipped})
     connection.execute(
         QUERIES["keep"],
         {
@@ -223,7 +195,7 @@ def _freeze(
             "as_of": bound["as_of"],
             "parameters": Jsonb({name: str(value) for name, value in bound.items() if name != "as_of"}),
             "variables": names,
-            "returned": returned,
+            "returned": stage.returned,
             "excluded": Jsonb(excluded),
             "recipients": recipients,
             "timing": Jsonb(placed.to_json(found.spec)),
@@ -247,61 +219,3 @@ def _assigners(settings: Settings, found: campaign.Campaign) -> list[cells.Assig
     if found.spec.in_waves:
         found_by.append(Waves(found))
     return found_by
-
-
-class _Table:
-    """The campaign's own partition while it is being made."""
-
-    def __init__(self, connection: Connection, campaign_id: int) -> None:
-        self.connection = connection
-        self.name = f"mailpipe.recipient_{campaign_id}"
-        self.staged = f"{self.name}_staged"
-        self._names = {"campaign_id": str(campaign_id), "table": self.name, "staged": self.staged}
-
-    def run(
-        self, name: str, parameters: dict[str, Any] | None = None, *, segment: bytes = b"", **fragments: str
-    ) -> Any:
-        text = QUERIES.texts[name]
-        for key, fragment in {**self._names, **fragments}.items():
-            text = text.replace("{{" + key + "}}", fragment)
-        if parameters is None:
-            return self.connection.execute(text.encode())
-        # The segment is written for psycopg already.
-        return self.connection.execute(queries.to_psycopg(text).replace(b"{{segment}}", segment), parameters)
-
-
-def _readdress(table: _Table, scopes: list[str]) -> list[int]:
-    """Write international domains as they are sent. Answers who has an address that SES cannot take."""
-    unusable: list[int] = []
-    changed: dict[int, str] = {}
-    for place, text in table.run("unusual").fetchall():
-        try:
-            changed[place] = address.send_form(text or "")
-        except address.AddressError:
-            unusable.append(place)
-            changed[place] = text or ""
-    if changed:
-        table.run("readdress", {"places": list(changed), "emails": list(changed.values())})
-        table.run("refuse_readdressed", {"places": list(changed), "scopes": scopes})
-    return unusable
-
-
-def _fill(table: _Table, same: Sequence[_Same], sorting: Mapping[str, str]) -> bool:
-    """Refuse who is the same person as somebody before, number and write the others, by `sorting` and then by place. False, and
-    nothing is done, when the unique indexes find somebody twice."""
-    try:
-        with table.connection.transaction():
-            # Sorting a million hashes takes half the time of a hash table of them; the planner expects a few hundred.
-            table.connection.execute("SELECT set_config('enable_hashagg', 'off', true)")
-            for person in same:
-                table.run("refuse_duplicates", hash=person.hash, known=person.known)
-            table.run("fill", order=sorting["order"], join=sorting["join"])
-            for step in ("tidy", "index_user", "index_email"):
-                table.run(step)
-    except psycopg.errors.UniqueViolation:
-        return False
-    return True
-
-
-def _quoted(connection: Connection, name: str) -> str:
-    return sql.Identifier(name).as_string(connection)

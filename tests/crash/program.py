@@ -33,6 +33,7 @@ from mailpipe.lanes import run as lanes
 from mailpipe.ses import client
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
+from mailpipe.stage import Stage
 from mailpipe.worker import Worker
 from tests.crash import mutants
 
@@ -57,7 +58,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "release": (ledger, "release"),
     "settle": (event, "settle"),
     "finish": (campaign, "finish"),
-    "freeze": (snapshot._Table, "run"),
+    "freeze": (Stage, "run"),
     "claim": (claims, "claim"),
     "open_message": (claims, "open_call"),
     "record_message": (claims, "record"),

@@ -150,7 +150,7 @@ def test_stalled_in_the_middle_of_a_late_answer_a_sender_loses_its_chunk_all_the
     crash.settle(key)
 
 
-@pytest.mark.parametrize("part", ["fill", "tidy", "attach"])
+@pytest.mark.parametrize("part", ["stage", "tidy", "attach"])
 def test_a_snapshot_that_is_killed_leaves_nothing(crash: Crash, part: str) -> None:
     key = crash.world.create()
     crash.world.approve(key)

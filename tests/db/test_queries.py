@@ -31,7 +31,10 @@ FRAGMENTS = {
     "campaigns": "1, 2",
     "table": "mailpipe.recipient_1",
     "recipients": "mailpipe.recipient_1",
+    "name": "recipient_2",
     "staged": "mailpipe.staged_1",
+    "kind": "UNLOGGED",
+    "plain": "email LIKE '%@%'",
     "hash": "hashtextextended(user_id, 0)",
     "known": "true",
     "consent": DEFAULT_CONSENT,
@@ -53,8 +56,9 @@ FRAGMENTS = {
 BEFORE = """
 CREATE TABLE mailpipe.recipient_1 (campaign_id int, seq int, user_id text, email text, timezone text, locale text,
     variables text[]);
-CREATE TABLE mailpipe.staged_1 (place int, user_id text, email text, timezone text, locale text,
-    variables text[], email_hash bigint, refusal text, unusual boolean);
+CREATE TABLE mailpipe.staged_1 (campaign_id int, seq int, user_id text, email text, timezone text, locale text,
+    variables text[], place int, email_hash bigint, refusal text);
+CREATE TABLE mailpipe.noted (place int, seq int, refusal text, tid tid, email text, spaced boolean, unusual boolean);
 CREATE TABLE mailpipe.refused (place int, reason text);
 CREATE TABLE mailpipe.due_rank (zone text, rank int);
 CREATE TABLE mailpipe.kept (user_id text);
