@@ -31,6 +31,10 @@ SETTINGS: Mapping[str, str] = {
     "fsync": "on",
     "synchronous_commit": "on",
     "full_page_writes": "on",
+    # Nothing replays this server's log elsewhere, so tables are not written to it that begin and end in one transaction: a snapshot
+    # is flushed instead, and takes a fifth less. A standby or a base backup needs a server of one's own (docs/operations.md).
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
     "port": "5432",
