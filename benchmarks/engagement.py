@@ -37,6 +37,9 @@ INSERT INTO mailpipe.call (campaign_id, chunk_no, no, at, seconds, positions, ac
 SELECT %(id)s, n, k + 1, %(day)s + interval '9 hours' + (n * 10 + k) * interval '0.1 seconds', 0.1,
        (repeat('0', k * 50) || repeat('1', 50) || repeat('0', 450 - k * 50))::varbit, 50, decode(repeat('00', 1200), 'hex')
 FROM generate_series(0, %(mails)s / 500 - 1) AS n, generate_series(0, 9) AS k;
+INSERT INTO mailpipe.event (at, digest, kind, campaign_id, seq, ses_id, body)
+SELECT %(day)s + interval '9 hours', decode(md5(%(id)s || 'd' || i), 'hex'), 'delivery', %(id)s, i, 'x', repeat(md5(i::text), 16)
+FROM generate_series(1, %(mails)s) AS i;
 INSERT INTO mailpipe.event (at, digest, kind, campaign_id, seq, ses_id, agent, ip, link, body)
 SELECT %(day)s + interval '10 hours' + interval '13 hours' * random() * random(), decode(md5(%(id)s || '/' || i), 'hex'),
        CASE WHEN i %% 8 = 0 THEN 'click' ELSE 'open' END, %(id)s, i, 'x',

@@ -295,6 +295,8 @@ CREATE TABLE mailpipe.event (
     PRIMARY KEY (at, digest)
 ) PARTITION BY RANGE (at);
 CREATE INDEX event_person ON mailpipe.event (campaign_id, seq) WHERE campaign_id IS NOT NULL;
+-- Who did something on a day, among forty times as many deliveries.
+CREATE INDEX event_visit ON mailpipe.event (at) WHERE kind IN ('open', 'click') AND campaign_id IS NOT NULL;
 CREATE INDEX event_unbound ON mailpipe.event (received_at) WHERE campaign_id IS NULL AND message IS NULL;
 
 -- The exceptional ones, for ever and with their times: the first of each kind.
