@@ -234,10 +234,10 @@ def _wait_for_both(base: Ground) -> None:
     while time.monotonic() < deadline:
         with base.database.connection() as connection:
             row = connection.execute(
-                # The pace lets go of the reserve within this time; see `mailpipe/pace/rule.py`.
+                # The pace lets go of the reserve within this time, and changes the size of calls; see `mailpipe/pace/rule.py`.
                 "SELECT EXISTS (SELECT FROM mailpipe.lane_worker WHERE started_at < clock_timestamp() - make_interval(secs => %s)),"
                 " EXISTS (SELECT FROM mailpipe.call)",
-                (rule.SETTLE + 1.0,),
+                (rule.SETTLE + 3.0,),
             ).fetchone()
         if row == (True, True):
             return

@@ -35,6 +35,7 @@ class Unattended:
     key: str
     first_slice: int
     last_slice: int
+    lane: str = "normal"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 -- index can be asked, and all calls that there ever were would be read.
 
 -- name: unattended
-SELECT g.key, CAST(min(c.slice) AS integer) AS first_slice, CAST(max(c.slice) AS integer) AS last_slice
+SELECT g.key, CAST(min(c.slice) AS integer) AS first_slice, CAST(max(c.slice) AS integer) AS last_slice,
+       coalesce(g.spec ->> 'lane', 'normal') AS lane
 FROM mailpipe.campaign g JOIN mailpipe.chunk c USING (campaign_id)
 WHERE g.state = 'sending'
   AND (c.state = 'pending' AND c.held IS NULL AND c.due_at <= clock_timestamp() AND coalesce(least(c.expires_at, c.quiet_at), 'infinity') > clock_timestamp()

@@ -8,7 +8,7 @@ from assets.resources import DatabaseResource, load_settings
 from jobs.sending import send_job, snapshot_job
 from mailpipe.schedule import launch
 from mailpipe.schedule.launch import Freeze, Launch, Wanted
-from sensors.resume import CAMPAIGN, CAUSE, RANGE
+from sensors.resume import CAMPAIGN, CAUSE, RANGE, lane_tags
 
 EVERY = 15
 """Seconds between two looks."""
@@ -35,6 +35,7 @@ def send_requests(found: Launch, shares: int) -> list[dg.RunRequest]:
             tags={
                 CAMPAIGN: found.key,
                 CAUSE: "due",
+                **lane_tags(found.lane),
                 f"{RANGE}start": f"{found.key}|{first:02d}",
                 f"{RANGE}end": f"{found.key}|{last:02d}",
             },

@@ -24,6 +24,8 @@ whoever cancelled a run has the time to pause the campaign."""
 
 CAMPAIGN, CAUSE, LAUNCH = "mailpipe/campaign", "mailpipe/cause", "mailpipe/launch"
 RANGE = "dagster/asset_partition_range_"
+PRIORITIES = {"normal": 0, "low": -1}
+"""Which of the runs that wait in Dagster's queue goes first. `dagster.yaml` keeps places free of the lane `low`."""
 _WAITING = (DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTING)
 _BAD = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
 
@@ -49,6 +51,11 @@ def reason_to_wait(runs: Runs, *, is_partition: bool) -> str | None:
     return None
 
 
+def lane_tags(lane: str) -> dict[str, str]:
+    """What a campaign's lane says of its runs. Who gets how much of the rate is the pace's to say, whatever the queue does."""
+    return {"mailpipe/lane": lane, "dagster/priority": str(PRIORITIES[lane])}
+
+
 def request(found: Unattended, launches: int) -> dg.RunRequest:
     """One run over the range of what is missing. The key has our own number: a failed run would block its key for ever."""
     number = launches + 1
@@ -58,6 +65,7 @@ def request(found: Unattended, launches: int) -> dg.RunRequest:
             CAMPAIGN: found.key,
             CAUSE: "resume",
             LAUNCH: str(number),
+            **lane_tags(found.lane),
             f"{RANGE}start": f"{found.key}|{found.first_slice:02d}",
             f"{RANGE}end": f"{found.key}|{found.last_slice:02d}",
         },

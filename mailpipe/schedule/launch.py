@@ -43,6 +43,7 @@ class Launch:
     first_slice: int
     last_slice: int
     attempt: int
+    lane: str = "normal"
 
     def shares(self, number: int) -> list[tuple[str, int, int]]:
         """The same work for so many runs: a name and a range of slices for each."""

@@ -14,7 +14,8 @@ ORDER BY g.due_at, g.campaign_id;
 
 -- name: launches
 SELECT g.key, d.due_at, d.first_slice, d.last_slice,
-       CAST(floor(extract(epoch FROM present.now - (d.due_at - CAST(:ahead AS interval))) / extract(epoch FROM CAST(:again AS interval))) AS integer) AS attempt
+       CAST(floor(extract(epoch FROM present.now - (d.due_at - CAST(:ahead AS interval))) / extract(epoch FROM CAST(:again AS interval))) AS integer) AS attempt,
+       coalesce(g.spec ->> 'lane', 'normal') AS lane
 FROM mailpipe.campaign g JOIN mailpipe.due d USING (campaign_id)
 CROSS JOIN (SELECT coalesce(CAST(:now AS timestamptz), clock_timestamp()) AS now) present
 WHERE d.launched_at IS NULL AND d.due_at - CAST(:ahead AS interval) <= present.now

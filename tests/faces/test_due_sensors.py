@@ -68,10 +68,11 @@ def test_a_campaign_is_frozen_ahead_of_time_and_sent_two_minutes_ahead(faces: Fa
 def test_a_due_time_is_launched_until_a_run_works_on_it(faces: Faces) -> None:
     scene = faces.world
     scene.people(120)
-    key = scene.ready(due_at=datetime.now(UTC).isoformat())
+    key = scene.ready(due_at=datetime.now(UTC).isoformat(), lane="low")
     told_once = tick(due, faces)
     (request,) = told_once.run_requests
     assert request.job_name == "send"
+    assert (request.tags["mailpipe/lane"], request.tags["dagster/priority"]) == ("low", "-1")
     assert told_once.dynamic_partitions_requests[0].partition_keys == [key]
     faces.register(key)
     again = tick(due, faces)

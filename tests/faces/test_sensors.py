@@ -102,6 +102,7 @@ def test_due_slices_that_nobody_works_on_get_one_run_over_their_range(faces: Fac
     assert request.run_key == f"resume-{key}-1"
     assert request.tags["dagster/asset_partition_range_start"] == f"{key}|50"
     assert request.tags["dagster/asset_partition_range_end"] == f"{key}|99"
+    assert (request.tags["mailpipe/lane"], request.tags["dagster/priority"]) == ("normal", "0")
     sent = faces.run("send", {"wait_seconds": 0.0}, tags=dict(request.tags))
     assert sent.success
     assert faces.world.keep_promises(key) == {"sent": 5_000}
