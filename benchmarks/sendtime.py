@@ -1,4 +1,4 @@
-"""The best hour for each person: `python -m benchmarks.sendtime [--data FOLDER]... [--simulate] [--scale] [--quick]`.
+"""The best hour for each person: `python -m benchmarks.sendtime [--data FOLDER]... [--simulate] [--scale] [--plan] [--quick]`.
 
 Fit to activity hours, never uplift: what was known at ten instants chooses an hour for each person, and later sessions tell
 how many of them lie in the three hours around it. Nobody was sent anything in these histories, so they cannot tell what a mail at
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import send_histories, send_truth
+from benchmarks import send_histories, send_plan, send_truth
 from benchmarks.ground import PeakMemory, emit, say
 from benchmarks.send_histories import History
 from mailpipe.engagement.rule import HOURS
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument(
         "--scale", action="store_true", help="seconds and memory for a million people, instead of histories"
     )
+    parser.add_argument("--plan", action="store_true", help="seconds to plan a campaign of a million people by it")
     parser.add_argument("--quick", action="store_true", help="three cuts; small worlds; 100,000 people")
     chosen = parser.parse_args()
     if chosen.simulate:
@@ -55,7 +56,9 @@ def main() -> None:
             emit({"simulation": send_truth.simulate(people, worlds, own)})
     if chosen.scale:
         emit(scale(100_000 if chosen.quick else 1_000_000))
-    if chosen.simulate or chosen.scale:
+    if chosen.plan:
+        emit(send_plan.measure(100_000 if chosen.quick else 1_000_000))
+    if chosen.simulate or chosen.scale or chosen.plan:
         return
     histories = [send_histories.read(folder) for folder in chosen.data] or [send_histories.invented()]
     for history in histories:

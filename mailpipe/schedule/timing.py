@@ -172,6 +172,15 @@ def told(when: When, kept: dict[str, Any], excluded: dict[str, int]) -> list[str
     elif due:
         local = f": {when.send_at:%Y-%m-%d %H:%M} by each recipient's clock" if when.send_at and when.is_local else ""
         lines.append(f"due at {len(due)} times, from {due[0]:%Y-%m-%d %H:%M} to {due[-1]:%Y-%m-%d %H:%M} UTC{local}")
+    if own := kept.get("optimised"):
+        groups = own["groups"]
+        lines.append(
+            f"{groups['optimised']:,} recipients at their own hour, {groups['control']:,} at {own['control_hour']:02}:00 to compare"
+            f" with, {groups['explore']:,} at a random hour to learn from; of {own['without_own_hour']:,} nothing is known, who get"
+            " the hours of people like them"
+        )
+        if own["moved_for_pace"]:
+            lines.append(f"{own['moved_for_pace']:,} recipients were moved out of hours that the pace does not hold")
     if kept.get("past"):
         lines.append(f"{kept['past']:,} recipients had passed their wall time: {_PAST[kept['past_policy']]}")
     if kept.get("deferred"):

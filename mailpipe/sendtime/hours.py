@@ -94,7 +94,8 @@ def refresh(connection: Connection) -> Refreshed:
         connection.execute(QUERIES["number_zones"], {"zones": zones})
         people = _read(connection)
         shape = model.tuned(people.ev, people.ex, people.zones)
-        above = model.population(model.totals(people.ev, people.ex, people.zones), shape)
+        zoneless = zones.index("") if "" in zones else None
+        above = model.population(model.totals(people.ev, people.ex, people.zones), shape, apart=zoneless)
         scores = model.score(people.ev, people.ex, people.zones, shape=shape, freshness=freshness, above=above)
         connection.execute(QUERIES["empty"])
         _write(connection, people.ids, scores)

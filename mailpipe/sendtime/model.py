@@ -167,19 +167,27 @@ def totals(ev: Curves, ex: Curves, segments: NDArray[np.integer]) -> Totals:
     return Totals(*sums.astype(np.float32))
 
 
-def population(sums: Totals, shape: Shape = SHAPE) -> Population:
+def population(sums: Totals, shape: Shape = SHAPE, *, apart: int | None = None) -> Population:
     """The curves above the persons. Where sends are known of anybody, only their engagements tell how likely one is; the opens
-    of others then say how *their* opens lie, and with no sends at all that is the curve."""
+    of others then say how *their* opens lie, and with no sends at all that is the curve. `apart`: a segment with other clocks,
+    which tells nothing about the others."""
     smooth = kernel(shape.smoothing)
+    alike = np.ones(len(sums.ev), bool)
+    alike[[] if apart is None else [apart]] = False
+    if not sums.ev[alike].any() and not sums.other_ev[alike].any():
+        alike[:] = True
     evenly = sums.other_ev.sum(axis=1, keepdims=True) / HOURS
     base = base_curve(window=shape.window)
-    opens = _refine(base, sums.other_ev.sum(axis=0), evenly.sum(axis=0) * base, smooth, shape.global_prior)
+    opens = _refine(
+        base, sums.other_ev[alike].sum(axis=0), evenly[alike].sum(axis=0) * base, smooth, shape.global_prior
+    )
     segment_opens = _refine(opens, sums.other_ev, evenly * opens, smooth, shape.segment_prior)
     shares = np.vstack([segment_opens, opens])
     shares = shares / shares.sum(axis=1, keepdims=True)
     everybody, of_segments = opens, segment_opens
     if sums.ex.any():
-        everybody = _refine(opens, sums.ev.sum(axis=0), sums.ex.sum(axis=0) * opens, smooth, shape.global_prior)
+        exposed = sums.ex[alike].sum(axis=0) * opens
+        everybody = _refine(opens, sums.ev[alike].sum(axis=0), exposed, smooth, shape.global_prior)
         of_segments = _refine(everybody, sums.ev, sums.ex * everybody, smooth, shape.segment_prior)
     segment_events = (sums.ev + sums.other_ev).sum(axis=1)
     return Population(everybody, of_segments, shares, float(segment_events.sum()), segment_events)

@@ -72,7 +72,7 @@ class SendTimes:
         people = self._refuse(connection, people, of_zone)
         zone, digests = people["zone"].astype(np.int64), people["digest"].astype(np.uint32)
         groups = choose.draw(digests, self._optimise.explore, self._optimise.control)
-        worth, cold = self._worth(connection, people, names)
+        worth, cold = self._worth(connection, people, names, [zones.find(text) is None for text in texts])
         limit = pace.limits.read(connection, self._found.campaign_id).campaign
         choice = choose.choose(
             worth,
@@ -105,7 +105,9 @@ class SendTimes:
             connection.execute(QUERIES["refuse"], {"places": people["place"][late].tolist()})
         return np.asarray(people[~late])
 
-    def _worth(self, connection: Connection, people: NDArray[Any], names: list[str]) -> tuple[NDArray[np.uint8], int]:
+    def _worth(
+        self, connection: Connection, people: NDArray[Any], names: list[str], zoneless: list[bool]
+    ) -> tuple[NDArray[np.uint8], int]:
         """What each hour is worth to each person; of whom nothing is known, as in their zone. And of how many nothing is."""
         curves = {zone: np.frombuffer(worth, np.uint8) for zone, worth in connection.execute(QUERIES["curves"])}
         base = model.base_curve() @ model.kernel_of_value(model.SHAPE.window)
@@ -115,6 +117,10 @@ class SendTimes:
         # The best hour of whoever is known is worth 255.
         cold = ~worth.any(axis=1)
         worth[cold] = of_zone[people["zone"][cold]]
+        # Without a zone hours are learned by the clock of UTC, and planned by that of the default zone.
+        ahead = round((zones.wall(self._default, self._base) - zones.wall("UTC", self._base)) / timedelta(hours=1))
+        astray = np.array(zoneless, np.bool_)[people["zone"]] & ~cold
+        worth[astray] = np.roll(worth[astray], ahead, axis=1)
         return worth, int(cold.sum())
 
     def _note(

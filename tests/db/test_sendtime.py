@@ -13,11 +13,13 @@ from mailpipe import campaign
 from mailpipe.db import Connection, Database
 from mailpipe.errors import CampaignError
 from mailpipe.feedback import archive
-from mailpipe.schedule import overview, zones
+from mailpipe.schedule import overview, timing, zones
+from mailpipe.send import End
 from mailpipe.sendtime import hours, uplift
 from tests.support import World
 
 ZONES = ("Asia/Ho_Chi_Minh", "Europe/Berlin", "America/New_York")
+SPEC = {"key": "x", "segment": "s", "template": "t", "sender": "Shop <news@mail.example.com>", "mode": "optimised"}
 SOON = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) + timedelta(hours=3)
 
 
@@ -153,6 +155,25 @@ def test_nobody_has_an_hour_yet_and_all_are_due_at_ten(scene: World) -> None:
     _, people = plan(scene, optimise={"explore": 0, "control": 0})
     assert {local(zone, due_at) for _, zone, due_at, _ in people} == {10}
     assert {label for *_, label in people} == {"optimised"}
+
+
+def test_hours_that_were_learned_without_a_zone_are_of_utc_and_are_moved_to_the_default_zone(scene: World) -> None:
+    scene.people(200)
+    scene.execute("TRUNCATE mailpipe.send_hours, mailpipe.send_curve, mailpipe.engagement")
+    with scene.database.connection() as connection:
+        connection.execute("UPDATE users SET timezone = NULL")
+        engaged(connection, range(1, 201), 5, events=100, zone=None)
+        hours.refresh(connection)
+    _, people = plan(scene, default_timezone="Asia/Ho_Chi_Minh", optimise={"explore": 0, "control": 0})
+    assert {due_at.hour for _, _, due_at, _ in people} <= {3, 4, 5}
+
+
+def test_the_plan_is_told_before_it_is_launched(scene: World) -> None:
+    scene.people(400)
+    taken, people = plan(scene)
+    by_label = Counter(label for *_, label in people)
+    told = "\n".join(timing.told(campaign.parse(SPEC, where=""), taken.timing, taken.excluded))
+    assert f"{by_label['optimised']} recipients at their own hour, {by_label['control']} at 10:00" in told
 
 
 def test_runs_are_launched_by_the_hour_and_the_api_calls_it_optimised(scene: World) -> None:
@@ -296,3 +317,32 @@ def test_what_was_counted_when_nothing_could_come_any_more_outlives_its_events(s
         with pytest.raises(CampaignError, match="no `mode: optimised`"):
             uplift.of(connection, scene.create())
         assert campaign.get(connection, key).spec.mode == "optimised"
+
+
+def test_an_optimised_campaign_is_sent_like_any_other(scene: World) -> None:
+    scene.people(300)
+    key = scene.ready(mode="optimised", due_at=SOON.isoformat())
+    scene.execute(
+        "UPDATE mailpipe.chunk SET due_at = now() - interval '1 minute' WHERE campaign_id = %(id)s",
+        {"id": scene.campaign(key).campaign_id},
+    )
+    assert scene.send(key).end is End.COMPLETE
+    assert scene.keep_promises(key)["sent"] == 300
+
+
+def test_an_experiment_tries_its_arms_at_everybodys_hour_and_the_rest_follows_on_another_day(scene: World) -> None:
+    scene.people(1_000)
+    arms = {"variants": [{"name": "plain", "share": 0.1}, {"name": "question", "subject": "Hello?", "share": 0.1}]}
+    taken, _ = plan(scene, experiment=arms)
+    rows = scene.execute(
+        "SELECT labels, min(due_at), max(due_at), sum(size) FROM mailpipe.chunk WHERE campaign_id = %(id)s GROUP BY 1",
+        {"id": taken.campaign_id},
+    )
+    first = max(end for labels, _, end, _ in rows if "test" in labels)
+    then = min(start for labels, start, _, _ in rows if "rest" in labels)
+    assert then > first + timedelta(hours=1)
+    assert sum(people for labels, *_, people in rows if "rest" in labels) == 800
+    assert (
+        sum(people for labels, *_, people in rows if "control" in labels)
+        == taken.timing["optimised"]["groups"]["control"]
+    )

@@ -84,6 +84,16 @@ def test_a_segment_with_data_of_its_own_goes_its_own_way() -> None:
     assert list(found.why[-2:]) == [Why.segment, Why.segment]
 
 
+def test_a_segment_apart_tells_nothing_about_the_others_unless_there_are_none() -> None:
+    ev = np.vstack([crowd(9, 400), crowd(21, 4000)])
+    segments = np.array([0] * 400 + [1] * 4000)
+    sums = model.totals(ev, nothing(ev), segments)
+    assert np.argmax(model.population(sums).everybody) in (20, 21, 22)
+    assert np.argmax(model.population(sums, apart=1).everybody) in (8, 9, 10)
+    alone = model.totals(ev[400:], nothing(ev[400:]), segments[400:] - 1)
+    assert np.argmax(model.population(alone, apart=0).everybody) in (20, 21, 22)
+
+
 @given(people, st.lists(st.tuples(st.integers(0, 7), hours), max_size=30))
 def test_what_machines_opened_weighs_nothing(
     histories: list[list[tuple[int, bool]]], machines: list[tuple[int, int]]
