@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from mailpipe import campaign, event, ledger
-from mailpipe.db import Connection
+from mailpipe.db import Connection, Kept
 from mailpipe.ledger import Answered, Lease, Opened, Unfit
 from mailpipe.message import Recipient
 from mailpipe.ses.answer import Answer, Kind, Result
@@ -222,6 +222,24 @@ class TestLease:
         table: Table = make(1)
         far = Lease(table.campaign_id, 9, 99, 2_000_000, 500, 1, "0" * 500, "one", "any", [])
         assert table.people(far) == []
+
+    def test_however_many_are_left_one_is_read(self, make: Any) -> None:
+        """As a sender leases: else the server reads and sorts all of them, for each lease."""
+        table: Table = make(1)
+        table.connection.execute(
+            "INSERT INTO mailpipe.chunk (campaign_id, chunk_no, slice, first_seq, size, due_at, opened, finished)"
+            " SELECT %s, n, 0, 1 + n, 1, now(), B'0', B'0' FROM generate_series(1, 2000) AS n",
+            (table.campaign_id,),
+        )
+        table.connection.execute("ANALYZE mailpipe.chunk")
+        kept = Kept(table.world.database)
+        with kept.use() as connection, connection.transaction():
+            assert ledger.lease(connection, table.campaign_id, (0, 99), owner="one", seconds=60) is not None
+            [(read,)] = connection.execute(
+                "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'mailpipe.chunk'::regclass"
+            )
+        kept.give_back()
+        assert read < 10
 
 
 class TestPeople:
