@@ -216,10 +216,11 @@ INSERT INTO mailpipe.engagement_fold (day, people, mails, opens, clicks, machine
 VALUES (:day, :people, :mails, :opens, :clicks, :machines, :bought, CAST(:tiers AS integer[]), :seconds);
 
 -- name: export_mails
-SELECT person_id, variant, sent_at AT TIME ZONE 'UTC' || 'Z', hour FROM engagement_mail;
+-- Spelled out: how the server writes a time by itself is a matter of its settings.
+SELECT person_id, variant, to_char(sent_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), hour FROM engagement_mail;
 
 -- name: export_reactions
-SELECT m.person_id, m.variant, m.sent_at AT TIME ZONE 'UTC' || 'Z', r.kind,
+SELECT m.person_id, m.variant, to_char(m.sent_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), r.kind,
        CAST(extract(hour FROM (r.at + m.shift) AT TIME ZONE 'UTC') AS smallint), extract(epoch FROM r.at - m.sent_at)
 FROM engagement_mail m CROSS JOIN LATERAL (VALUES ('open', m.opened_at), ('click', m.clicked_at)) AS r(kind, at)
 WHERE r.at IS NOT NULL;

@@ -68,7 +68,6 @@ class Day:
                     strings_can_be_null=True,
                     quoted_strings_can_be_null=False,
                     null_values=[""],
-                    timestamp_parsers=["%Y-%m-%d %H:%M:%S%z", pyarrow.csv.ISO8601],
                 ),
             )
             for batch in batches:

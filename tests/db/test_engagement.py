@@ -330,6 +330,7 @@ def test_orders_that_cannot_be_used_are_told_and_nothing_is_folded(
 
 class TestHistory:
     def test_a_day_is_kept_without_addresses(self, connection: Connection, past: Past, config: Settings) -> None:
+        connection.execute("SET TimeZone = 'America/New_York'")
         sent = past.mailed(NOON, ['with "quotes", and\nlines', "2"], zones={"2": "Asia/Tokyo"}, variant="b")
         past.visit(sent, 2, NOON + HOUR)
         past.visit(sent, 2, NOON + 2 * HOUR, "click")
