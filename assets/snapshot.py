@@ -14,6 +14,7 @@ from mailpipe import campaign, invariant, ledger
 from mailpipe import snapshot as snapshots
 from mailpipe.errors import TemplateError
 from mailpipe.experiment import letters as writing
+from mailpipe.experiment import look
 from mailpipe.waves import table as plans
 
 GROUP = "campaigns"
@@ -74,10 +75,21 @@ def snapshot(context: dg.AssetExecutionContext, database: DatabaseResource) -> d
             "timing": taken.timing,
             "template": found.template_version or found.spec.template,
             "state": found.state,
+            **plan_of_experiment(found, taken),
             **({"variants": table(variants, {"variant": str, "subject": str, "opening": str})} if variants else {}),
             **plan,
         }
     )
+
+
+def plan_of_experiment(found: campaign.Campaign, taken: snapshots.Snapshot) -> dict[str, Any]:
+    """Arms, times and what can be seen, in words; and the smallest lift as a number, which Dagster plots."""
+    lines = look.planned(found.spec, taken.timing, taken.excluded)
+    lift = look.smallest_lift(found.spec, taken.timing)
+    return {
+        **({"experiment": dg.MetadataValue.md("\n\n".join(lines))} if lines else {}),
+        **({"smallest_lift": lift} if lift is not None else {}),
+    }
 
 
 def letters(found: campaign.Campaign) -> list[dict[str, str]]:

@@ -116,7 +116,8 @@ def plan_(name: str, accept: bool, as_json: bool) -> None:
         taken = report.snapshot_summary(connection, name)
         spec = campaign.get(connection, name).spec
     if as_json:
-        dump({**made.to_json(), "excluded": taken.excluded, "timing": taken.timing})
+        lift = look.smallest_lift(spec, taken.timing)
+        dump({**made.to_json(), "excluded": taken.excluded, "timing": taken.timing, "smallest_lift": lift})
     else:
         _show_plan(made)
         for line in (

@@ -162,6 +162,15 @@ def planned(spec: Spec, timing: Mapping[str, Any], excluded: Mapping[str, int]) 
     return lines
 
 
+def smallest_lift(spec: Spec, timing: Mapping[str, Any]) -> float | None:
+    """The smallest lift that the arms of a snapshot can show at the usual rate; None: nothing, or there is no experiment."""
+    kept = timing.get("experiment")
+    if spec.experiment is None or kept is None:
+        return None
+    arms = kept["arms"]
+    return power.smallest_lift(USUAL[spec.experiment.metric], min(arms.values()), arms=len(arms))
+
+
 def seen(metric: str, people: int, arms: int, *, rate: float | None = None) -> str:
     """What arms of so many people can show, in a sentence. `rate` is the share of people who do what counts."""
     rate = USUAL[metric] if rate is None else rate

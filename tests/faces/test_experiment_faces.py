@@ -53,7 +53,10 @@ def test_the_frozen_audience_shows_the_mail_of_every_variant(faces: Faces) -> No
     faces.register(key)
     done = faces.run("snapshot", partition_key=key)
     (event,) = done.get_asset_materialization_events()
-    shown = event.step_materialization_data.materialization.metadata["variants"]
+    metadata = event.step_materialization_data.materialization.metadata
+    assert "experiment: plain 45, question 45 people" in str(metadata["experiment"].value)
+    assert float(str(metadata["smallest_lift"].value)) > 2
+    shown = metadata["variants"]
     assert isinstance(shown, dg.TableMetadataValue)
     assert [(row.data["variant"], row.data["subject"]) for row in shown.records] == [
         ("plain", "Hello Ana"),
