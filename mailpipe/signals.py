@@ -78,7 +78,8 @@ class Campaign:
 class Pace:
     """The limit and how much of it is used, in recipients per second; None: no limit is known. `ease`: the part of the limit that
     the provider lets through (1: it does not throttle). `handed` and `marketing`: recipients handed over since the beginning.
-    `quota_left`: recipients that may still be sent to in this 24 hours."""
+    `quota_left`: recipients that may still be sent to in this 24 hours. `refusals`: calls that the provider refused since the
+    beginning, by `rate`, `calls` or `quota`."""
 
     limit: float | None
     used: float
@@ -87,6 +88,7 @@ class Pace:
     handed: int
     marketing: int
     quota_left: float | None
+    refusals: Mapping[str, int]
 
     @property
     def utilisation(self) -> float | None:
@@ -188,4 +190,13 @@ def _pace(connection: Connection) -> Pace:
     limits = pace.read(connection)
     blocked = {} if limits.blocked_reason is None else {limits.blocked_reason: max(0.0, limits.blocked_for or 0.0)}
     day = limits.day
-    return Pace(limits.account, float(row[0]), blocked, limits.ease, day.handed, day.marketing, day.left)
+    return Pace(
+        limits.account,
+        float(row[0]),
+        blocked,
+        limits.ease,
+        day.handed,
+        day.marketing,
+        day.left,
+        pace.refusals(connection),
+    )

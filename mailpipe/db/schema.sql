@@ -472,6 +472,10 @@ CREATE SEQUENCE mailpipe.pace_share_low;
 -- Recipients handed over since the beginning: all, and those of bulk.
 CREATE SEQUENCE mailpipe.pace_handed;
 CREATE SEQUENCE mailpipe.pace_marketing;
+-- How often SES has refused since the beginning, by what it was for.
+CREATE SEQUENCE mailpipe.pace_refused_rate;
+CREATE SEQUENCE mailpipe.pace_refused_calls;
+CREATE SEQUENCE mailpipe.pace_refused_quota;
 
 -- Never less than none: the clock may have been set back since.
 CREATE FUNCTION mailpipe.seconds_since(at timestamptz) RETURNS double precision LANGUAGE sql VOLATILE

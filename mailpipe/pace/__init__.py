@@ -15,6 +15,7 @@ from mailpipe.pace.limits import (
     order_rate,
     quota_frees,
     read,
+    refusals,
     state,
 )
 from mailpipe.pace.rule import LATENESS, TRANSIT, WINDOW, call_size
@@ -40,5 +41,6 @@ __all__ = [
     "order_rate",
     "quota_frees",
     "read",
+    "refusals",
     "state",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import get_args
 
 from psycopg.rows import class_row, dict_row
 from psycopg.types.json import Jsonb
@@ -217,6 +218,7 @@ def block(connection: Connection, reason: Block, limits: Limits) -> None:
             QUERIES["ease_calls"],
             {"calls": min(known, default=10.0), "call_raise": CALL_RAISE, "cut": CALL_CUT, "once": _ONCE},
         )
+    connection.execute(QUERIES["count_refusal"], {"counter": f"mailpipe.pace_refused_{reason}"})
     quota = reason == "quota"
     connection.execute(
         QUERIES["block"],
@@ -226,6 +228,11 @@ def block(connection: Connection, reason: Block, limits: Limits) -> None:
             "longest": QUOTA_WAIT,
         },
     )
+
+
+def refusals(connection: Connection) -> dict[str, int]:
+    """How many calls SES has refused since the beginning, by what it was for."""
+    return dict(connection.execute(QUERIES["refusals"], {"reasons": list(get_args(Block))}).fetchall())
 
 
 def state(connection: Connection) -> State:

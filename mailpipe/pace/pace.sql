@@ -42,6 +42,13 @@ UPDATE mailpipe.pace SET blocked_until = clock_timestamp() + make_interval(secs 
 WHERE blocked_until IS NULL OR blocked_until < clock_timestamp() + make_interval(secs => :seconds)
    OR blocked_until > clock_timestamp() + make_interval(secs => 2 * :longest);
 
+-- name: count_refusal
+SELECT nextval(CAST(:counter AS regclass));
+
+-- name: refusals
+SELECT x.reason, coalesce(pg_sequence_last_value(CAST('mailpipe.pace_refused_' || x.reason AS regclass)), 0)
+FROM unnest(CAST(:reasons AS text[])) AS x(reason);
+
 -- name: ease
 -- Slower at once, and only once for all the calls that were on their way.
 UPDATE mailpipe.pace

@@ -148,7 +148,12 @@ class Metrics(Collector):
         )
         handed.add_metric(["marketing"], pace.marketing)
         handed.add_metric(["transactional"], pace.handed - pace.marketing)
-        yield from (blocked, ease, handed)
+        refusals = CounterMetricFamily(
+            "mailpipe_pace_refusals", "Calls that the provider refused since the beginning.", labels=["reason"]
+        )
+        for reason, number in pace.refusals.items():
+            refusals.add_metric([reason], number)
+        yield from (blocked, ease, handed, refusals)
         if pace.quota_left is not None:
             left = GaugeMetricFamily("mailpipe_pace_quota_left_recipients", "What the quota of 24 hours still allows.")
             left.add_metric([], pace.quota_left)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mailpipe import signals
+from mailpipe import pace, signals
 from mailpipe.settings import Settings
 from tests import messages
 from tests.support import World, wait_for
@@ -153,6 +153,15 @@ def test_a_pause_that_the_provider_asked_for_is_told(scene: World, web: Web) -> 
     assert of(numbers, "mailpipe_pace_blocked_seconds", reason="rate") == 0
     assert 0.25 <= of(numbers, "mailpipe_pace_ease_ratio") < 1, "it throttled a moment ago"
     assert of(numbers, "mailpipe_pace_quota_left_recipients") <= 600
+
+
+def test_what_the_provider_refuses_is_counted(scene: World, web: Web) -> None:
+    with scene.database.connection() as connection:
+        for reason in ("calls", "calls", "rate"):
+            pace.Pace("normal").block(connection, reason)
+    numbers = read(web)
+    told = {reason: of(numbers, "mailpipe_pace_refusals_total", reason=reason) for reason in ("rate", "calls", "quota")}
+    assert told == {"rate": 1, "calls": 2, "quota": 0}
 
 
 def test_no_address_no_name_and_no_domain_is_in_it(scene: World, web: Web) -> None:
