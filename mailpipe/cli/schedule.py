@@ -11,7 +11,7 @@ import click
 from mailpipe.cli import session
 from mailpipe.cli.output import dump, facts, show, table
 from mailpipe.cli.session import as_option, json_option, person_option
-from mailpipe.schedule import fire, recurring, spec, zones
+from mailpipe.schedule import fire, recurring, spec
 from mailpipe.schedule.recurring import Schedule
 from mailpipe.schedule.spec import ScheduleSpec
 from mailpipe.schedule.when import RECIPIENT
@@ -56,7 +56,7 @@ def show_(name: str, as_json: bool) -> None:
     with session.database(config) as database, database.connection() as connection:
         found = recurring.get(connection, name)
         past = recurring.occurrences(connection, found)
-    coming = _preview(found.spec, found.now, minimum=0)
+    coming = found.spec.coming(found.now, minimum=0)
     if as_json:
         dump({**described(found), "next": coming, "occurrences": [vars(one) for one in past]})
         return
@@ -89,7 +89,7 @@ def preview(file: Path, count: int, as_json: bool) -> None:
     config = session.load()
     found = spec.read_file(file)
     words = found.compiled(minimum=config.minimum_interval).words
-    coming = _preview(found, datetime.now(UTC), minimum=config.minimum_interval, count=count)
+    coming = found.coming(datetime.now(UTC), minimum=config.minimum_interval, count=count)
     if as_json:
         dump({"schedule": found.key, "words": words, "timezone": found.timezone, "next": coming})
         return
@@ -111,7 +111,7 @@ def create(file: Path, author: str, as_json: bool) -> None:
         dump(described(made))
         return
     click.echo(f"schedule {made.key} of {made.author}: {found.compiled(minimum=0).words}, {_zone(found)}")
-    _show_fires(_preview(found, made.now, minimum=0))
+    _show_fires(found.coming(made.now, minimum=0))
     if found.approval == "series":
         click.echo(f"next, by somebody else: mailpipe schedule approve {made.key}")
 
@@ -190,25 +190,6 @@ def described(found: Schedule) -> dict[str, Any]:
 
 def _zone(found: ScheduleSpec) -> str:
     return "by the clocks of each recipient" if found.timezone == RECIPIENT else f"by the clocks of {found.timezone}"
-
-
-def _preview(found: ScheduleSpec, after: datetime, *, minimum: float, count: int = 5) -> list[dict[str, str]]:
-    """The next fires: the wall time, the instant with the zone's offset, and the same in UTC."""
-    coming: list[dict[str, str]] = []
-    while len(coming) < count:
-        fire = found.first_after(after, minimum=minimum)
-        if fire is None:
-            break
-        zone = found.compiled(minimum=minimum).timezone
-        coming.append(
-            {
-                "slot": f"{fire.slot:%a %Y-%m-%d %H:%M}",
-                "local": fire.at.astimezone(zones.load(zone)).isoformat(timespec="minutes"),
-                "utc": f"{fire.at:%Y-%m-%dT%H:%MZ}",
-            }
-        )
-        after = fire.at
-    return coming
 
 
 def _show_fires(coming: list[dict[str, str]]) -> None:

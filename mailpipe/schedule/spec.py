@@ -118,6 +118,20 @@ class ScheduleSpec(pydantic.BaseModel):
         fire = next(self.compiled(minimum=minimum).fires(after))
         return fire if self.ends_at is None or fire.at <= self.ends_at else None
 
+    def coming(self, after: datetime, *, minimum: float, count: int = 5) -> list[dict[str, str]]:
+        """The next fires behind an instant, for people: the wall time, the instant with the zone's offset, and the same in UTC.
+
+        Raises:
+            CronError: the cron cannot be used.
+        """
+        told: list[dict[str, str]] = []
+        zone = zones.load(self.compiled(minimum=minimum).timezone)
+        while len(told) < count and (fire := self.first_after(after, minimum=minimum)) is not None:
+            local = fire.at.astimezone(zone).isoformat(timespec="minutes")
+            told.append({"slot": f"{fire.slot:%a %Y-%m-%d %H:%M}", "local": local, "utc": f"{fire.at:%Y-%m-%dT%H:%MZ}"})
+            after = fire.at
+        return told
+
     def campaign_of(self, fire: Fire, now: datetime) -> Spec:
         """The campaign of a fire. A fire that is late is due now, and ends when it would have ended in time."""
         fields: dict[str, Any] = {**self.campaign, "key": name(self.key, fire), "snapshot_lead": self.snapshot_lead}

@@ -88,6 +88,22 @@ class ScheduleLine(pydantic.BaseModel):
     pending_count: int
 
 
+class FireLine(pydantic.BaseModel):
+    """A fire: what the clocks show, the instant with the zone's offset, and the same in UTC."""
+
+    slot: str
+    local: str
+    utc: str
+
+
+class Preview(pydantic.BaseModel):
+    """What a cron means, in words and as its next five fires. In the zones of the recipients: where they come first."""
+
+    words: str
+    timezone: str
+    next: list[FireLine]
+
+
 class QueueLine(pydantic.BaseModel):
     """People and messages that are not in a call yet, and those in an open one."""
 
@@ -112,6 +128,7 @@ class ScheduleList(pydantic.BaseModel):
 
 
 _CAMPAIGN = {"segment": "engaged_30d", "template": "flash_sale", "sender": "Example Shop <news@news.example.com>"}
+_NEWS = {"key": "weekly-news", "campaign": _CAMPAIGN, "missed": "latest"}
 _ID = Parameter(
     "s and the number of a schedule, or c and that of a campaign", Annotated[str, pydantic.Field(pattern=_ID_PATTERN)]
 )
@@ -140,7 +157,7 @@ OPERATIONS = [
             "every Monday": {
                 "cron": "0 9 * * mon",
                 "timezone": "Europe/Berlin",
-                "data": {"key": "weekly-news", "campaign": _CAMPAIGN, "missed": "latest"},
+                "data": _NEWS,
             },
             "once, at an instant": {"time": "2030-12-24T10:00:00+01:00", "data": {"key": "christmas", **_CAMPAIGN}},
             "once, by the clocks of each person": {
@@ -149,6 +166,14 @@ OPERATIONS = [
                 "data": {"key": "new-year", **_CAMPAIGN},
             },
         },
+    ),
+    Operation(
+        "POST",
+        "/schedules:preview",
+        "Say when a schedule would fire, and record nothing",
+        answers={200: Preview, 400: None, 408: None, 413: None, 415: None, 422: None},
+        body=Asked,
+        examples={"every Monday": {"cron": "0 9 * * mon", "timezone": "Europe/Berlin", "data": _NEWS}},
     ),
     Operation("GET", "/schedules/{id}", "Show one", answers={200: ScheduleLine, 404: None}, places=[_ID]),
     Operation(

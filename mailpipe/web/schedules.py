@@ -7,6 +7,7 @@ The author of what is created here is the name of the token. Somebody else appro
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, get_args
 
@@ -44,6 +45,10 @@ def routes(config: Settings, database: Database, *, prefix: str) -> list[Route]:
         asked = forms.Asked.model_validate_json(await forms.read(request))
         return await run_in_threadpool(run, api.create, asked, _client(request), f"{prefix}/schedules")
 
+    async def preview(request: Request) -> Response:
+        asked = forms.Asked.model_validate_json(await forms.read(request))
+        return await run_in_threadpool(api.preview, asked)
+
     async def show(request: Request) -> Response:
         return await run_in_threadpool(run, api.show, request.path_params["id"])
 
@@ -62,6 +67,7 @@ def routes(config: Settings, database: Database, *, prefix: str) -> list[Route]:
 
     return [
         by_method("/schedules", GET=index, POST=create),
+        Route("/schedules:preview", preview, methods=["POST"]),
         by_method("/schedules/{id}", GET=show, PATCH=change, DELETE=delete),
         *(Route(f"/schedules/{{id}}/{verb}", move(verb), methods=["POST"]) for verb in ("pause", "resume", "run-now")),
     ]
@@ -95,9 +101,22 @@ class _Api:
         line = _line(connection, place)
         return JSONResponse(line, HTTPStatus.CREATED, headers={"Location": f"{path}/{line['id']}"})
 
-    def _recurring(self, connection: Connection, asked: forms.Asked, author: str) -> Place:
+    def preview(self, asked: forms.Asked) -> Response:
+        if asked.cron is None:
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "only what recurs has fires; give a cron", field="cron")
+        found = self._series(asked)
+        with _named("data.campaign"):
+            coming = found.coming(datetime.now(UTC), minimum=self._config.minimum_interval)
+            words = found.compiled(minimum=0).words
+        return JSONResponse({"words": words, "timezone": found.timezone, "next": coming})
+
+    def _series(self, asked: forms.Asked) -> ScheduleSpec:
         given = {**asked.data, "cron": asked.cron, "timezone": asked.timezone or self._config.default_timezone}
-        spec = forms.checked(ScheduleSpec, given, own=("cron", "timezone"))
+        found: ScheduleSpec = forms.checked(ScheduleSpec, given, own=("cron", "timezone"))
+        return found
+
+    def _recurring(self, connection: Connection, asked: forms.Asked, author: str) -> Place:
+        spec = self._series(asked)
         with _named("data.campaign"):
             return Place("s", recurring.create(connection, self._config, spec, author=author).schedule_id)
 

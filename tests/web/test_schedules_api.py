@@ -98,6 +98,20 @@ def test_the_list_has_exactly_its_form(api: Web, scene: World) -> None:
     )
 
 
+def test_a_cron_is_told_in_words_and_instants_before_it_is_recorded(api: Web) -> None:
+    told = ask(api, "POST", "/schedules:preview", recurring_one("unheard-of"))
+    assert (told["words"], told["timezone"], len(told["next"])) == ("at 09:00, every Monday", "Europe/Berlin", 5)
+    for fire in told["next"]:
+        assert fire["slot"].startswith("Mon ") and fire["slot"].endswith(" 09:00")
+        assert datetime.fromisoformat(fire["local"]) == datetime.fromisoformat(fire["utc"])
+    assert all(one["status"] == "failed" for one in ask(api, "GET", "/schedules?limit=200")["schedules"])
+    for wrong, field in (
+        ({"cron": "0 9 31 2 *"}, "cron"), ({"cron": "* * * * *"}, "cron"), ({"timezone": "Mars/Base"}, "timezone"),
+        ({"cron": None, "time": "2030-01-01T09:00:00Z"}, "cron"), ({"data": {"key": "k"}}, "data.campaign"),
+    ):  # fmt: skip
+        assert ask(api, "POST", "/schedules:preview", {**recurring_one("k"), **wrong}, status=422)["field"] == field
+
+
 def test_pages_hold_everything_once(api: Web, scene: World) -> None:
     made = [ask(api, "POST", "/schedules", recurring_one(name(scene)), status=201)["id"] for _ in range(3)]
     made += [f"c{scene.campaign(scene.create()).campaign_id}" for _ in range(4)]
