@@ -176,6 +176,13 @@ CHECKS = [
         "Everybody's outcome is known. Unknown people are never mailed again by machine; events may settle them.",
         dg.AssetCheckSeverity.WARN,
     ),
+    checks.build(
+        "campaign_report",
+        "gate_open",
+        standing.held_back,
+        "Nobody waits for a gate between waves or days longer than planned: rates are below their lines, and SES tells of mails.",
+        dg.AssetCheckSeverity.WARN,
+    ),
     checks.build_rate(
         "campaign_report",
         "complaint_rate",

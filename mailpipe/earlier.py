@@ -108,12 +108,14 @@ def find(connection: Connection, chosen: Earlier) -> Segment:
 
 
 def hold(connection: Connection, chosen: Earlier) -> int:
-    """Let nobody move the earlier campaign before this transaction ends; answers its id. Called in the snapshot's transaction.
+    """Let nobody move the earlier campaign before this transaction ends, and let its people be read well; answers its id. Called in the
+    snapshot's transaction.
 
     Raises:
         CampaignError: what became of its people can change again.
     """
     connection.execute(QUERIES["hold"], {"key": chosen.campaign})
+    connection.execute(QUERIES["joins"])
     row: tuple[Any, ...] | None = connection.execute(QUERIES["find"], {"key": chosen.campaign}).fetchone()
     assert row is not None
     campaign_id, state, variables, calls = row

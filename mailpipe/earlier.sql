@@ -8,3 +8,8 @@ FROM mailpipe.campaign g WHERE g.key = :key;
 
 -- name: hold
 SELECT FROM mailpipe.campaign WHERE key = :key FOR SHARE;
+
+-- name: joins
+-- Until they are analysed the planner takes a campaign's people and their outcomes for a handful, and compares each with each: minutes
+-- for a million. Each person's chunk is found by a loop all the same, as there is no other way; its cost then must start no compiler.
+SELECT set_config('enable_nestloop', 'off', true), set_config('jit', 'off', true);

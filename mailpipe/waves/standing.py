@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from psycopg.rows import dict_row
 
+from mailpipe import campaign
 from mailpipe.campaign import Campaign
 from mailpipe.db import Connection, queries
 from mailpipe.waves.gate import Judgement, Part, Told, judge
@@ -115,6 +116,15 @@ def look(connection: Connection, found: Campaign) -> Gate | None:
         None,
         f"{judgement.verdict}: {judgement.text}",
     )
+
+
+def held_back(connection: Connection, key: str) -> int:
+    """People who would be mailed by now, if the gate before them had passed."""
+    found = campaign.get(connection, key)
+    gate = look(connection, found) if found.spec.in_waves and found.state == "sending" else None
+    if gate is None or found.now < gate.opens_at or gate.open:
+        return 0
+    return gate.following.people
 
 
 def _opens_at(connection: Connection, found: Campaign, stage: Standing, following: Standing) -> datetime:

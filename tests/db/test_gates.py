@@ -156,8 +156,12 @@ def test_nothing_goes_while_ses_says_nothing_and_that_is_told(scene: World) -> N
     gate = look(scene, key)
     assert gate.judgement is not None and gate.judgement.verdict == "silent"
     assert "SES has told what became of 0 of 60 people" in gate.text
+    with scene.database.connection() as connection:
+        assert standing.held_back(connection, key) == 120
     told(scene, key, "delivery", "day:1")
     assert advanced(scene, key) == ("day:2", 120, "pass")
+    with scene.database.connection() as connection:
+        assert standing.held_back(connection, key) == 0
 
 
 def test_who_is_not_mailed_yet_goes_first_and_counts_for_the_next_day(scene: World) -> None:
