@@ -108,8 +108,8 @@ def find(connection: Connection, chosen: Earlier) -> Segment:
 
 
 def hold(connection: Connection, chosen: Earlier) -> int:
-    """Let nobody move the earlier campaign before this transaction ends, and let its people be read well; answers its id. Called in the
-    snapshot's transaction.
+    """Let nobody move the earlier campaign before this transaction ends, and let its people be read well; answers its id. Called in
+    the snapshot's transaction.
 
     Raises:
         CampaignError: what became of its people can change again.
