@@ -98,6 +98,18 @@ def test_arms_have_their_share_to_one_person_and_sql_hashes_as_python_does(scene
     assert set(found["question"]) == set(order[100:200])
 
 
+@pytest.mark.parametrize(
+    ("people", "sizes", "rest"), [(0, [0, 0], 0), (1, [0, 0], 1), (4, [0, 1], 3), (16, [2, 1], 13), (20, [2, 2], 16)]
+)
+def test_few_people_are_shared_out_too(scene: World, people: int, sizes: list[int], rest: int) -> None:
+    scene.people(people)
+    key = scene.create(experiment=experiment(TWO), holdout=0.01)
+    kept = scene.freeze(key).timing["experiment"]
+    assert (list(kept["arms"].values()), kept["rest"]) == (sizes, rest)
+    with scene.database.connection() as connection:
+        assert look.look(connection, scene.settings, key).verdict_now.winner == "plain"
+
+
 def test_arms_go_out_mixed_and_before_the_rest(scene: World) -> None:
     scene.people(1_500)
     key = scene.create(experiment=experiment([{**one, "share": 0.3} for one in TWO]), chunk_size=100)
