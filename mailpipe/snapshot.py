@@ -135,7 +135,8 @@ def _freeze(
     names = [name for name in columns if name not in OWN_COLUMNS]
     stage = Stage(connection, campaign_id, found.spec.topic)
     assigners = _assigners(settings, found)
-    anew = found.spec.varies or bool(assigners) or settings.frequency_cap is not None
+    leaves_out = found.spec.holdout is not None or settings.frequency_cap is not None
+    anew = found.spec.varies or bool(assigners) or leaves_out
     with segment.explained(chosen):
         stage.fill(segment.statement(chosen), bound, columns, anew=anew)
         if nameless := stage.excluded().get("nameless"):
