@@ -93,18 +93,20 @@ def refresh(connection: Connection) -> Refreshed:
         folded_to, freshness = state or (None, model.FRESHNESS)
         connection.execute(QUERIES["number_zones"], {"zones": zones})
         people = _read(connection)
-        shape = model.tuned(people.ev, people.ex, people.zones)
+        sums = model.totals(people.ev, people.ex, people.zones, number=len(zones))
+        _add_exposure(connection, sums)
         zoneless = zones.index("") if "" in zones else None
-        above = model.population(model.totals(people.ev, people.ex, people.zones), shape, apart=zoneless)
+        above = model.population(sums, apart=zoneless)
+        shape = model.tuned(people.ev, people.ex, people.zones, above=above)
         scores = model.score(people.ev, people.ex, people.zones, shape=shape, freshness=freshness, above=above)
         connection.execute(QUERIES["empty"])
         _write(connection, people.ids, scores)
-        _write_curves(connection, zones, above, shape, np.asarray(freshness, float))
+        everybody = _write_curves(connection, zones, above, shape, np.asarray(freshness, float))
         connection.execute(
             QUERIES["keep"],
             {
                 "folded_to": folded_to,
-                "people": len(people.ids),
+                "people": len(people.ids) + everybody,
                 "prior": shape.prior,
                 "seconds": round(time.monotonic() - begun, 2),
             },
@@ -155,6 +157,13 @@ def _rows(connection: Connection) -> Iterator[bytes]:
                 yield row
 
 
+def _add_exposure(connection: Connection, sums: model.Totals) -> None:
+    """Add the exposure of those who never engaged: that nothing came of it tells when hours are worth little."""
+    parts = ", ".join(f"sum(e.ex[{hour + 1}] * e.weight)" for hour in range(HOURS))
+    for number, *exposure in connection.execute(QUERIES.filled("exposed", sums=parts)):
+        sums.ex[number] += np.asarray(exposure, np.float32)
+
+
 def worth(values: Curves) -> NDArray[np.uint8]:
     """Values as parts of each row's best one, which is 255."""
     return np.asarray(np.rint(values / values.max(axis=1, keepdims=True) * 255), np.uint8)
@@ -196,24 +205,21 @@ def _write_curves(
     above: model.Population,
     shape: model.Shape,
     freshness: NDArray[np.float64],
-) -> None:
-    """Of each zone, and of all others: the row of people without any. A person in it is a beginner without data."""
-    named = [number for number, zone in enumerate(zones) if zone]
-    curves = np.vstack([above.segments[named], above.everybody[None]])
-    values = curves @ model.kernel_of_value(shape.window, freshness)
-    events = [*above.segment_events[named].tolist(), above.events]
-    everybody = Why.everybody if above.events >= HOURS * shape.global_prior else Why.default
-    whys = [(Why.segment if one >= shape.segment_prior else everybody).name for one in events[:-1]]
+) -> int:
+    """The hours of zones, for whom nobody knows, and of all who have never engaged. Answers how many those are."""
+    values = np.vstack([above.segments, above.everybody[None]]) @ model.kernel_of_value(shape.window, freshness)
+    best, parts = model.best_hours(values, model.DAYTIME).tolist(), [row.tobytes() for row in worth(values)]
+    common = Why.everybody if above.events >= HOURS * shape.global_prior else Why.default
+    whys = [(Why.segment if one >= shape.segment_prior else common).name for one in above.segment_events]
+    events = [*above.segment_events.tolist(), above.events]
+    columns = {"zones": [*zones, ""], "hours": best, "worths": parts, "whys": [*whys, common.name], "events": events}
+    # The clock of people without a zone is that of UTC: their own curve is none of those of zones.
+    named = [number for number, zone in enumerate(columns["zones"]) if zone or number == len(zones)]
     connection.execute(
-        QUERIES["write_curves"],
-        {
-            "zones": [*(zones[number] for number in named), ""],
-            "hours": model.best_hours(values, model.DAYTIME).tolist(),
-            "worths": [row.tobytes() for row in worth(values)],
-            "whys": [*whys, everybody.name],
-            "events": events,
-        },
+        QUERIES["write_curves"], {name: [column[number] for number in named] for name, column in columns.items()}
     )
+    own = {name: columns[name][:-1] for name in ("zones", "hours", "worths", "whys")}
+    return connection.execute(QUERIES["write_others"], own).rowcount
 
 
 def refreshed(connection: Connection) -> Refreshed | None:

@@ -11,13 +11,32 @@ CREATE TEMPORARY TABLE send_zone ON COMMIT DROP AS
 SELECT x.zone, CAST(x.number - 1 AS integer) AS number FROM unnest(CAST(:zones AS text[])) WITH ORDINALITY AS x(zone, number);
 
 -- name: read
--- Fields of fixed length first, so that a block of rows is one array.
+-- Who has ever engaged. Fields of fixed length first, so that a block of rows is one array.
 COPY (
     SELECT e.ev, e.ex, z.number, mailpipe.engagement_weight(e.as_of, coalesce(s.folded_to, e.as_of)), e.person_id
     FROM mailpipe.engagement e
     JOIN send_zone z ON z.zone = coalesce(e.zone, '')
     LEFT JOIN mailpipe.engagement_state s ON true
+    WHERE e.events > 0
 ) TO STDOUT (FORMAT BINARY);
+
+-- name: exposed
+-- How much the others were exposed, by zone.
+SELECT z.number, {{sums}}
+FROM (
+    SELECT e.zone, e.ex, mailpipe.engagement_weight(e.as_of, coalesce(s.folded_to, e.as_of)) AS weight
+    FROM mailpipe.engagement e LEFT JOIN mailpipe.engagement_state s ON true WHERE NOT e.events > 0
+) e JOIN send_zone z ON z.zone = coalesce(e.zone, '')
+GROUP BY z.number;
+
+-- name: write_others
+-- Who has never engaged has the curve of their zone.
+INSERT INTO mailpipe.send_hours (person_id, hour, confidence, worth, why)
+SELECT e.person_id, x.hour, 0, x.worth, x.why
+FROM mailpipe.engagement e
+JOIN unnest(CAST(:zones AS text[]), CAST(:hours AS smallint[]), CAST(:worths AS bytea[]), CAST(:whys AS text[]))
+    AS x(zone, hour, worth, why) ON x.zone = coalesce(e.zone, '')
+WHERE NOT e.events > 0;
 
 -- name: empty
 TRUNCATE mailpipe.send_hours, mailpipe.send_curve;

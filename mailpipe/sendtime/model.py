@@ -28,6 +28,7 @@ FRESHNESS = np.array(DEFAULT_FRESHNESS)
 """How likely a mail is to be engaged with in its first, second, ... hour, where nothing better is known."""
 _ROWS = 8_192
 _OWN = 0.5
+_TINY = np.float32(1e-20)
 
 Curves = NDArray[np.float32]
 """People x 24, or 24: index 0 is the hour from midnight to one o'clock of the person's own clock."""
@@ -138,10 +139,13 @@ def tally(events: Iterable[Event], people: int) -> Curves:
 
 def _refine(parent: Curves, ev: Curves, expected: Curves, smooth: Curves, weight: float) -> Curves:
     """The curve of a level: that of its parent, bent by what was engaged with beside what the parent expects of such exposure. The
-    scale is set apart first, so that an eager person is not taken for one with a habit."""
-    scale = (ev.sum(axis=-1, keepdims=True) + 1) / (expected.sum(axis=-1, keepdims=True) + 1)
-    bent: Curves = scale * parent * (ev @ smooth + weight) / (scale * (expected @ smooth) + weight)
-    return bent
+    scale is set apart: an eager person is not taken for one with a habit, nor one who never engages for one who shuns the hours
+    at which we send."""
+    events, exposed = ev.sum(axis=-1, keepdims=True), expected.sum(axis=-1, keepdims=True)
+    alike = events / np.maximum(exposed, _TINY)
+    bent: Curves = parent * (ev @ smooth + weight) / (alike * (expected @ smooth) + weight)
+    scaled: Curves = bent * ((events + 1) / (exposed + 1))
+    return scaled
 
 
 class Totals(NamedTuple):
@@ -152,8 +156,9 @@ class Totals(NamedTuple):
     other_ev: Curves
 
 
-def totals(ev: Curves, ex: Curves, segments: NDArray[np.integer]) -> Totals:
-    number = int(segments.max(initial=-1)) + 1
+def totals(ev: Curves, ex: Curves, segments: NDArray[np.integer], *, number: int | None = None) -> Totals:
+    """The sums of `number` segments; None: of those that occur."""
+    number = int(segments.max(initial=-1)) + 1 if number is None else number
     sums = np.zeros((3, number, HOURS))
     for rows in _blocks(len(ev)):
         # Sorted by segment, a block is a handful of sums instead of a scattered addition of each row.
@@ -254,7 +259,9 @@ _SAMPLE = 5_000
 _LEAST = 1_000.0
 
 
-def tuned(ev: ArrayLike, ex: ArrayLike, segments: ArrayLike, *, heaviest: float = CLICK) -> Shape:
+def tuned(
+    ev: ArrayLike, ex: ArrayLike, segments: ArrayLike, *, heaviest: float = CLICK, above: Population | None = None
+) -> Shape:
     """The shape with the prior under which people's engagements are most likely, each predicted from the others of the same person:
     where people are much alike, their own few data must not lead them away. Looks at some thousand people with several
     events; with too few of them, the usual shape.
@@ -268,7 +275,7 @@ def tuned(ev: ArrayLike, ex: ArrayLike, segments: ArrayLike, *, heaviest: float 
     rich = rich[:: max(1, len(rich) // _SAMPLE)][:_SAMPLE]
     if ev[rich].sum() < _LEAST:
         return SHAPE
-    above = population(totals(ev, ex, segments))
+    above = population(totals(ev, ex, segments)) if above is None else above
     own, exposure, of = ev[rich], ex[rich], segments[rich]
     shapes = [replace(SHAPE, prior=prior) for prior in PRIORS]
     return max(shapes, key=lambda shape: _left_out(own, exposure, of, above, shape, heaviest))

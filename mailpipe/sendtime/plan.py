@@ -28,19 +28,7 @@ from mailpipe.sendtime.spec import LABELS, STEP, Optimise, awake
 
 QUERIES = queries.beside(__file__)
 
-_STAGED = np.dtype(
-    [
-        ("fields", ">i2"),
-        ("place_length", ">i4"),
-        ("place", ">i4"),
-        ("zone_length", ">i4"),
-        ("zone", ">i4"),
-        ("digest_length", ">i4"),
-        ("digest", ">u4", 4),
-        ("worth_length", ">i4"),
-        ("worth", "u1", HOURS),
-    ]
-)
+_STAGED = np.dtype([("place", ">i4"), ("zone", ">i4"), ("digest", ">u4", 4), ("worth", "u1", HOURS)])
 _CHOSEN = np.dtype(
     [("fields", ">i2"), ("place_length", ">i4"), ("place", ">i4"), ("key_length", ">i4"), ("key", ">i4")]
 )
@@ -94,10 +82,9 @@ class SendTimes:
 
     def _read(self, connection: Connection, staged: str) -> NDArray[Any]:
         salt = f"send-time:{self._found.campaign_id}:"
-        query = QUERIES.filled("staged", staged=staged)
-        with connection.cursor() as cursor, cursor.copy(query, {"salt": salt}) as copy:
-            content = b"".join(copy)
-        return np.frombuffer(content[len(hours.START) : -len(hours.END)], _STAGED)
+        with connection.cursor(binary=True) as cursor:
+            blocks = cursor.execute(QUERIES.filled("staged", staged=staged), {"salt": salt})
+            return np.frombuffer(b"".join(block for (block,) in blocks), _STAGED)
 
     def _refuse(self, connection: Connection, people: NDArray[Any], of_zone: Slots) -> NDArray[Any]:
         late = np.asarray(~of_zone.open.any(axis=1), np.bool_)[people["zone"]]

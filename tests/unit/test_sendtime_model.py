@@ -61,6 +61,12 @@ def test_somebody_without_data_has_the_curve_of_their_segment(histories: list[li
     above = model.population(model.totals(ev, nothing(ev), segments))
     own = model.curves(ev, nothing(ev), segments, above)
     np.testing.assert_allclose(own[0], above.segments[0], rtol=1e-5)
+    # Nor do mails that came at one hour and brought nothing say that another one would be better.
+    mailed = np.zeros_like(ev)
+    mailed[:, 10] = 20
+    above = model.population(model.totals(ev, mailed, segments))
+    own = model.curves(ev, mailed, segments, above)
+    np.testing.assert_allclose(own[0] / own[0].sum(), above.segments[0] / above.segments[0].sum(), rtol=1e-4)
     assert score(ev, nothing(ev), segments).confidence[0] == 0
 
 
