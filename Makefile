@@ -36,6 +36,7 @@ bench: $(VENV)/ready-dev ## measure the claims of docs/benchmarks.md, quickly
 	$(BIN)/python -m benchmarks.pace --quick
 	$(BIN)/python -m benchmarks.lanes --quick
 	$(BIN)/python -m benchmarks.events --quick
+	$(BIN)/python -m benchmarks.engagement --quick
 	$(BIN)/python -m benchmarks.schedule --quick
 	$(BIN)/python -m benchmarks.sendtime --quick
 	$(BIN)/python -m benchmarks.ab --quick
