@@ -77,6 +77,8 @@ class Fate:
     """The one that counts of what SES told, whichever came last."""
     told: list[dict[str, Any]]
     """What was exceptional, with the first time of each (UTC) and SES's word for it: kind, at, detail."""
+    variant: str | None = None
+    """Of an experiment: which mail is theirs; None: the campaign's own, or not decided yet."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "called_at": self.called_at.isoformat() if self.called_at else None}
@@ -165,6 +167,7 @@ def who(connection: Connection, key: str, person: str) -> list[Fate]:
             events=row["events"],
             worst=event.worst(row["events"]),
             told=row["told"],
+            variant=row["variant"],
         )
         for row in rows
     ]
@@ -197,7 +200,7 @@ def export(database: Database, key: str, path: Path, *, state: str | None = None
     return count
 
 
-_COLUMNS = ("seq", "user_id", "email", "state", "reason", "slice", "attempt")
+_COLUMNS = ("seq", "user_id", "email", "state", "reason", "slice", "attempt", "variant")
 
 
 def _pages(cursor: psycopg.ServerCursor[Any]) -> Iterator[list[tuple[Any, ...]]]:
@@ -221,7 +224,7 @@ def _write_parquet(path: Path, pages: Iterator[list[tuple[Any, ...]]]) -> int:
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    types = (pa.int32(), pa.string(), pa.string(), pa.string(), pa.string(), pa.int16(), pa.int16())
+    types = (pa.int32(), pa.string(), pa.string(), pa.string(), pa.string(), pa.int16(), pa.int16(), pa.string())
     schema = pa.schema(list(zip(_COLUMNS, types, strict=True)))
     count = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:

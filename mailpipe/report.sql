@@ -21,7 +21,7 @@ FROM (
 SELECT coalesce(sum(accepted), 0), extract(epoch FROM max(at) - min(at)) FROM mailpipe.call WHERE campaign_id = :campaign_id;
 
 -- name: who
-SELECT d.seq, d.slice, d.user_id, d.state, d.reason, o.detail, d.attempt, k.at, k.positions, k.codes, k.message_ids, k.message_ids_text,
+SELECT d.seq, d.slice, d.user_id, d.state, d.reason, o.detail, d.attempt, d.variant, k.at, k.positions, k.codes, k.message_ids, k.message_ids_text,
        d.seq - c.first_seq AS position,
        ARRAY(SELECT DISTINCT e.kind FROM mailpipe.event_mask e WHERE e.campaign_id = d.campaign_id AND e.chunk_no = d.chunk_no
              AND get_bit(e.mask, d.seq - c.first_seq) = 1 ORDER BY e.kind) AS events,
@@ -41,7 +41,8 @@ WHERE d.campaign_id = :campaign_id AND d.seq IN (
               AND r.email <> ''));
 
 -- name: export
-SELECT d.seq, d.user_id, d.email, d.state, coalesce(d.reason, '') AS reason, d.slice, d.attempt FROM mailpipe.delivery d
+SELECT d.seq, d.user_id, d.email, d.state, coalesce(d.reason, '') AS reason, d.slice, d.attempt,
+       coalesce(d.variant, '') AS variant FROM mailpipe.delivery d
 WHERE d.campaign_id = :campaign_id AND (CAST(:state AS text) IS NULL OR d.state = :state) ORDER BY d.seq;
 
 -- name: events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import threading
@@ -15,7 +16,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
-from mailpipe import campaign, hold, invariant
+from mailpipe import campaign, hold, invariant, report
 from mailpipe.cli import main
 from mailpipe.errors import CampaignError, SnapshotError, TemplateError
 from mailpipe.experiment import buckets, counts, decision, look
@@ -156,6 +157,19 @@ def test_who_is_held_out_gets_no_mail_and_is_remembered(scene: World) -> None:
     taken = scene.freeze(both)
     assert taken.excluded == {"holdout": 50}
     assert taken.timing["experiment"]["arms"] == {"plain": 95, "question": 95}
+
+
+def test_of_everybody_it_is_told_which_mail_is_theirs(scene: World, tmp_path: Path) -> None:
+    scene.people(100)
+    key = scene.ready(experiment=experiment(TWO))
+    someone = arms(scene, key)["question"][0]
+    with scene.database.connection() as connection:
+        assert [fate.variant for fate in report.who(connection, key, someone)] == ["question"]
+    report.export(scene.database, key, tmp_path / "all.csv")
+    report.export(scene.database, key, tmp_path / "all.parquet")
+    with (tmp_path / "all.csv").open(encoding="utf-8") as file:
+        told_ = Counter(row["variant"] for row in csv.DictReader(file))
+    assert told_ == {"plain": 10, "question": 10, "": 80}
 
 
 def test_every_variant_is_mailed_as_it_was_when_it_was_approved(scene: World) -> None:
