@@ -12,7 +12,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from typing import Any
 
 from psycopg.rows import namedtuple_row
@@ -29,8 +29,6 @@ from mailpipe.settings import Settings
 QUERIES = queries.beside(__file__)
 
 _BATCH = 20_000
-_FIRST_ORDERS = timedelta(days=180)
-"""The first fold looks back so far for orders: older ones make nobody engaged."""
 
 
 def fold(connection: Connection, settings: Settings, day: date, *, now: datetime | None = None) -> Folded:
@@ -96,7 +94,7 @@ def _fold(connection: Connection, settings: Settings, day: date, before: State) 
                 files.add("mails", connection, QUERIES["export_mails"], key)
                 files.add("reactions", connection, QUERIES["export_reactions"], key)
         connection.execute(QUERIES["engaged"])
-        bought = _ask(connection, settings, known, began if before.folded_to else began - _FIRST_ORDERS, span)
+        bought = _ask(connection, settings, known, span)
         connection.execute(QUERIES["tiers"], {"until": seen_until})
         tiers: dict[int, int] = dict(connection.execute(QUERIES["count_tiers"]).fetchall())
         _keep_state(connection, before, day, counts)
@@ -202,9 +200,7 @@ def _add(connection: Connection, campaign_id: int, span: dict[str, Any], seen_un
     connection.execute(QUERIES["new_people"], known)
 
 
-def _ask(
-    connection: Connection, settings: Settings, known: dict[str, Any], since: datetime, span: dict[str, Any]
-) -> int:
+def _ask(connection: Connection, settings: Settings, known: dict[str, Any], span: dict[str, Any]) -> int:
     """What the team's own tables say: who bought, and since when people want mail. Answers the buyers of the day."""
     if settings.opt_ins is not None:
         opt_ins = orders.checked(connection, settings.opt_ins, "MAILPIPE_OPT_INS", at="opted_in_at")
@@ -212,7 +208,7 @@ def _ask(
     bought = orders.relation(connection, settings)
     if bought is None:
         return 0
-    connection.execute(QUERIES.filled("bought", orders=bought), {**known, "from": since})
+    connection.execute(QUERIES.filled("bought", orders=bought), known)
     row = connection.execute(QUERIES.filled("buyers", orders=bought), span).fetchone()
     return int(row[0]) if row else 0
 

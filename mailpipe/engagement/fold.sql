@@ -183,9 +183,13 @@ WHERE e.person_id = r.person_id AND (r.engaged_at > coalesce(e.last_engaged_at, 
                                      OR r.clicked_at > coalesce(e.last_clicked_at, '-infinity'));
 
 -- name: bought
+-- From the last order that is known on, so that none is missed where nobody asked for a while; older than 180 days makes nobody engaged.
 INSERT INTO mailpipe.engagement AS e (person_id, as_of, since, last_bought_at, tier)
 SELECT o.user_id, :day, min(o.ordered_at), max(o.ordered_at), 5
-FROM ({{orders}}) AS o WHERE o.ordered_at >= :from AND o.ordered_at < :until AND o.user_id <> '' GROUP BY o.user_id
+FROM ({{orders}}) AS o WHERE o.ordered_at < :until AND o.user_id <> ''
+  AND o.ordered_at >= greatest(CAST(:since AS timestamptz) - interval '180 days', least(
+      CAST(:since AS timestamptz), coalesce((SELECT max(last_bought_at) FROM mailpipe.engagement), '-infinity') - interval '1 day'))
+GROUP BY o.user_id
 ON CONFLICT (person_id) DO UPDATE SET last_bought_at = excluded.last_bought_at
 WHERE excluded.last_bought_at > coalesce(e.last_bought_at, '-infinity');
 

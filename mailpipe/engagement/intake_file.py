@@ -25,7 +25,17 @@ from mailpipe.errors import EngagementError
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "recipient_id": ("user_id", "person_id", "contact_id", "customer_id", "subscriber_id", "user", "recipient"),
     "event_type": ("event", "type", "action", "kind", "activity"),
-    "opened_at": ("at", "timestamp", "occurred_at", "event_time", "event_at", "time", "clicked_at", "datetime"),
+    "opened_at": (
+        "at",
+        "timestamp",
+        "occurred_at",
+        "event_time",
+        "event_at",
+        "time",
+        "clicked_at",
+        "datetime",
+        "created_at",
+    ),
     "sent_at": ("send_time", "sent_time", "sent", "mailed_at"),
     "timezone": ("time_zone", "tz", "zone"),
     "user_agent": ("useragent", "agent", "ua"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -295,7 +296,7 @@ def test_the_whole_audience_teaches_how_fresh_a_mail_is(connection: Connection, 
 def test_buyers_and_opt_ins_come_from_the_teams_own_tables(connection: Connection, past: Past, tmp_path: Path) -> None:
     connection.execute(
         "CREATE TABLE shop_order (buyer bigint, at timestamptz); CREATE TABLE member (id bigint, joined timestamptz);"
-        "INSERT INTO shop_order VALUES (1, '2026-03-02 15:00Z'), (9, '2026-01-20Z'), (2, '2020-01-01Z');"
+        "INSERT INTO shop_order VALUES (1, '2026-03-02 15:00Z'), (9, '2026-01-20Z'), (8, '2026-03-03 15:00Z'), (2, '2020-01-01Z');"
         "INSERT INTO member VALUES (2, '2024-01-01Z'), (1, '2024-01-01Z')"
     )
     config = reading.load(
@@ -306,7 +307,10 @@ def test_buyers_and_opt_ins_come_from_the_teams_own_tables(connection: Connectio
         }
     )
     past.mailed(NOON, ["1", "2", "3"])
-    assert folded(connection, config).bought == 1
+    day = timedelta(days=1)
+    assert folded(connection, replace(config, orders=None), DAY).bought == 0
+    assert folded(connection, config, DAY + day).bought == 1
+    # Nobody had asked for orders before: those of the day before, and of January, are not missed.
     tiers = {one: row(connection, one)["tier"] for one in ("1", "2", "3", "9")}
     assert tiers == {"1": 1, "2": 5, "3": 4, "9": 2}
 
