@@ -7,6 +7,7 @@ then. Everything else of a snapshot stays: who has opted out or is suppressed by
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -83,17 +84,19 @@ def find(connection: Connection, chosen: Earlier) -> Segment:
         raise CampaignError(f"audience: no campaign {chosen.campaign!r}; `mailpipe campaign list` shows them")
     campaign_id, state, variables, calls = row
     _settled(chosen, state, variables, calls)
+    people = "mailpipe.delivery d JOIN mailpipe.recipient r ON r.campaign_id = d.campaign_id AND r.seq = d.seq"
+    return _segment(
+        connection, chosen, variables, f"{people}\nWHERE d.campaign_id = {int(campaign_id)} AND ({chosen.condition})"
+    )
+
+
+def _segment(connection: Connection, chosen: Earlier, variables: Sequence[str], people: str) -> Segment:
+    """The segment of `people`, SQL in which `d.seq` is their number and `r` their frozen row."""
     names = "".join(
         f",\n       r.variables[{number}] AS {sql.Identifier(name).as_string(connection)}"
         for number, name in enumerate(variables, start=1)
     )
-    text = (
-        f"-- {chosen.text}\n"
-        f"SELECT r.user_id, r.email, r.timezone, r.locale{names}\n"
-        "FROM mailpipe.delivery d JOIN mailpipe.recipient r ON r.campaign_id = d.campaign_id AND r.seq = d.seq\n"
-        f"WHERE d.campaign_id = {int(campaign_id)} AND ({chosen.condition})\n"
-        "ORDER BY d.seq"
-    )
+    text = f"-- {chosen.text}\nSELECT r.user_id, r.email, r.timezone, r.locale{names}\nFROM {people}\nORDER BY d.seq"
     return Segment(
         name=chosen.text,
         path=Path(chosen.text),
@@ -107,20 +110,25 @@ def find(connection: Connection, chosen: Earlier) -> Segment:
     )
 
 
-def hold(connection: Connection, chosen: Earlier) -> int:
-    """Let nobody move the earlier campaign before this transaction ends, and let its people be read well; answers its id. Called in
-    the snapshot's transaction.
+def hold(connection: Connection, chosen: Earlier) -> tuple[int, Segment]:
+    """Let nobody move the earlier campaign before this transaction ends, and gather its people; answers its id, and a segment that
+    reads them. It returns what that of `find` does; but the planner, which knows nothing of a campaign of this hour, takes those
+    for a handful, and reads all of them for each chunk: minutes for a million. Called in the snapshot's transaction.
 
     Raises:
         CampaignError: what became of its people can change again.
     """
     connection.execute(QUERIES["hold"], {"key": chosen.campaign})
-    connection.execute(QUERIES["joins"])
     row: tuple[Any, ...] | None = connection.execute(QUERIES["find"], {"key": chosen.campaign}).fetchone()
     assert row is not None
     campaign_id, state, variables, calls = row
     _settled(chosen, state, variables, calls)
-    return int(campaign_id)
+    connection.execute(QUERIES["by_index"])
+    connection.execute(QUERIES.filled("gather", campaign_id=str(int(campaign_id)), condition=chosen.condition))
+    for step in ("as_before", "known"):
+        connection.execute(QUERIES[step])
+    people = f"earlier_person d JOIN mailpipe.recipient r ON r.campaign_id = {int(campaign_id)} AND r.seq = d.seq"
+    return int(campaign_id), _segment(connection, chosen, variables, people)
 
 
 def _settled(chosen: Earlier, state: str, variables: list[str] | None, calls: int) -> None:

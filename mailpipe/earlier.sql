@@ -9,7 +9,17 @@ FROM mailpipe.campaign g WHERE g.key = :key;
 -- name: hold
 SELECT FROM mailpipe.campaign WHERE key = :key FOR SHARE;
 
--- name: joins
--- Until they are analysed the planner takes a campaign's people and their outcomes for a handful, and compares each with each: minutes
--- for a million. Each person's chunk is found by a loop all the same, as there is no other way; its cost then must start no compiler.
-SELECT set_config('enable_nestloop', 'off', true), set_config('jit', 'off', true);
+-- name: by_index
+-- The people of each chunk by an index, their outcomes by a hash. The loop over the chunks stays, as there is no other way; what it is
+-- said to cost must start no compiler.
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_nestloop', 'off', true), set_config('jit', 'off', true);
+
+-- name: gather
+CREATE TEMPORARY TABLE earlier_person ON COMMIT DROP AS
+SELECT d.seq FROM mailpipe.delivery d WHERE d.campaign_id = {{campaign_id}} AND ({{condition}});
+
+-- name: as_before
+SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT;
+
+-- name: known
+ANALYZE earlier_person;

@@ -124,21 +124,22 @@ def _freeze(
         )
     if row[0] in ("done", "cancelled"):
         raise SnapshotError(f"campaign {found.key!r} is {row[0]}; no snapshot is taken of it any more")
-    ours = [campaign_id]
-    if found.spec.audience is not None:
-        ours.append(earlier.hold(connection, found.spec.audience))
     connection.execute(
         "SELECT set_config('statement_timeout', %s, true), set_config('work_mem', '256MB', true),"
         " set_config('maintenance_work_mem', '512MB', true)",
         (str(int(settings.segment_timeout * 1000)),),
     )
+    ours, read = [campaign_id], chosen
+    if found.spec.audience is not None:
+        earlier_id, read = earlier.hold(connection, found.spec.audience)
+        ours.append(earlier_id)
     names = [name for name in columns if name not in OWN_COLUMNS]
     stage = Stage(connection, campaign_id, found.spec.topic)
     assigners = _assigners(settings, found)
     leaves_out = found.spec.holdout is not None or settings.frequency_cap is not None
     anew = found.spec.varies or bool(assigners) or leaves_out
     with segment.explained(chosen):
-        stage.fill(segment.statement(chosen), bound, columns, anew=anew)
+        stage.fill(segment.statement(read), bound, columns, anew=anew)
         if nameless := stage.excluded().get("nameless"):
             raise SnapshotError(
                 f"{chosen.path}: user_id is NULL in {nameless} rows; every person needs one. Nothing was kept"

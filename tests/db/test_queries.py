@@ -51,6 +51,7 @@ FRAGMENTS = {
     "orders": "SELECT 'a' AS user_id, now() AS ordered_at, 'b' AS campaign, 'c' AS variant",
     "position": "CAST(length(CAST(:salt AS text) || person.user_id) AS bigint)",
     "family": "'other'",
+    "condition": "d.state = 'sent'",
 }
 # What some queries find when they run: the table that an earlier one has made.
 BEFORE = """
