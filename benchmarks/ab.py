@@ -53,7 +53,7 @@ def main() -> None:
     result |= {"power": round(right, 4), "wrong_winner_rate": round(wrong, 6)}
     result |= {"power_rate": RATE, "power_lift": LIFT, "power_per_arm": needed}
     wide = power.per_arm(RATE, 0.2, arms=3)
-    experiments = 2_000 if quick else 20_000
+    experiments = 1_000 if quick else 20_000
     for people, truth in (*THREE, (wide, (RATE, RATE, RATE * 1.2))):
         say(f"three arms of {people:,} people at {', '.join(f'{rate:.1%}' for rate in truth)}")
         name = "power_three_arms" if people == wide else f"false_winner_rate {people} x {'/'.join(map(str, truth))}"
@@ -63,7 +63,7 @@ def main() -> None:
     splits = 200 if quick else 2_000
     result |= {"false_winner_rate_hashed": round(hashed(rng, splits), 4), "experiments_hashed": splits}
     say("a look every hour")
-    looks = 300 if quick else 2_000
+    looks = 100 if quick else 2_000
     result |= {"false_winner_rate_hourly_looks": round(peeking(rng, looks), 4), "experiments_hourly_looks": looks}
     result["seconds"] = round(time.perf_counter() - begun, 1)
     print(json.dumps(result))
@@ -91,24 +91,23 @@ def exact(people: int, truth: tuple[float, float]) -> tuple[float, float]:
     above = np.append(second[::-1].cumsum()[::-1], 0.0)
     other = np.append(first[::-1].cumsum()[::-1], 0.0)
     firsts = seconds = 0.0
+    enough = low
     for successes in range(low, high + 1):
         # Whoever wins with so many successes wins with more, and which of the two equal sizes it is makes no difference.
-        enough = _enough(people, successes, high) - low
-        seconds += first[successes - low] * above[enough]
-        firsts += second[successes - low] * other[enough]
+        enough = _enough(people, successes, high, enough + 1)
+        seconds += first[successes - low] * above[enough - low]
+        firsts += second[successes - low] * other[enough - low]
     return firsts, seconds
 
 
-def _enough(people: int, successes: int, high: int) -> int:
-    """The fewest successes that win against these; high + 1: as many as that do not."""
-    least, most = successes, high + 1
-    while least + 1 < most:
-        middle = (least + most) // 2
-        if winner(people, (successes, middle)) == 1:
-            most = middle
-        else:
-            least = middle
-    return most
+def _enough(people: int, successes: int, high: int, near: int) -> int:
+    """The fewest successes that win against these, looked for from a number `near` it; high + 1: as many as that do not."""
+    found = max(near, successes + 1)
+    while found <= high and winner(people, (successes, found)) != 1:
+        found += 1
+    while found > successes + 1 and winner(people, (successes, found - 1)) == 1:
+        found -= 1
+    return min(found, high + 1)
 
 
 def _chances(people: int, rate: float, low: int, high: int) -> NDArray[np.float64]:
