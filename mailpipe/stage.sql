@@ -16,14 +16,13 @@ WITH person AS MATERIALIZED (
                 WHEN user_id IN (SELECT person_id FROM mailpipe.opt_out WHERE topic = ANY(CAST(:topics AS text[]))) THEN 'opted_out'
                 ELSE '' END AS refusal
     FROM (
-        SELECT numbered.*, hashtextextended(mailpipe.email_key(email), 0) AS email_hash FROM (
-            SELECT CAST(row_number() OVER () AS integer) AS place, CAST(segment.user_id AS text) AS user_id,
-                   CAST(segment.email AS text) AS email, {{timezone}} AS timezone, {{locale}} AS locale,
-                   CAST(ARRAY[{{variables}}] AS text[]) AS variables
-            FROM (
+        SELECT CAST(row_number() OVER () AS integer) AS place, CAST(segment.user_id AS text) AS user_id,
+               CAST(segment.email AS text) AS email, {{timezone}} AS timezone, {{locale}} AS locale,
+               CAST(ARRAY[{{variables}}] AS text[]) AS variables,
+               hashtextextended(mailpipe.email_key(CAST(segment.email AS text)), 0) AS email_hash
+        FROM (
 {{segment}}
-            ) AS segment
-        ) AS numbered
+        ) AS segment
         OFFSET 0
     ) AS hashed
     OFFSET 0
