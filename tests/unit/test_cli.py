@@ -43,7 +43,7 @@ def test_the_commands_are_those_that_are_documented() -> None:
             f"campaign {name}"
             for name in ("resume", "cancel", "set", "progress", "who", "export", "feedback", "narrow", "postmaster")
         ),
-        *(f"campaign {name}" for name in ("experiment", "decide")),
+        *(f"campaign {name}" for name in ("experiment", "decide", "gate", "uplift")),
         *(f"experiment {name}" for name in ("size", "preview")),
         *(f"campaign unknown {name}" for name in ("list", "export", "resolve")),
         *(f"engagement {name}" for name in ("import", "fold", "show", "summary")),
