@@ -214,7 +214,7 @@ def scale(people: int) -> dict[str, Any]:
         )
         ex = rng.random((people, HOURS), np.float32)
         segments = rng.integers(0, 40, people)
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.process_time()
         shape = model.tuned(ev, ex, segments)
         tuned = time.perf_counter()
         model.score(ev, ex, segments, shape=shape)
@@ -223,6 +223,7 @@ def scale(people: int) -> dict[str, Any]:
         "scored": people,
         "tune_seconds": round(tuned - begun, 2),
         "score_seconds": round(ended - tuned, 2),
+        "cpu_seconds": round(time.process_time() - cpu, 2),
         "rss_mb": round(memory.mb),
     }
 
