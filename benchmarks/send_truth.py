@@ -168,9 +168,13 @@ def simulate(people: int, seeds: int, own: float = 1.0) -> dict[str, Any]:
     }
     for measure in ("day", "two_hours"):
         for rule in ("classic", "classic_human", "ours", "oracle"):
-            more = np.array([one[rule][measure] / one["fixed"][measure] - 1 for one in worlds])
-            half = _STUDENT[min(seeds, 10)] * more.std(ddof=1) / np.sqrt(seeds)
-            result[f"{rule}_{measure}"] = [
-                round(float(end), 4) for end in (more.mean() - half, more.mean(), more.mean() + half)
-            ]
+            result[f"{rule}_{measure}"] = _interval(worlds, rule, "fixed", measure)
+        result[f"ours_over_classic_{measure}"] = _interval(worlds, "ours", "classic_human", measure)
     return result
+
+
+def _interval(worlds: list[dict[str, dict[str, float]]], rule: str, other: str, measure: str) -> list[float]:
+    """Low end, mean and high end of how much more is opened."""
+    more = np.array([one[rule][measure] / one[other][measure] - 1 for one in worlds])
+    half = _STUDENT[min(len(worlds), 10)] * more.std(ddof=1) / np.sqrt(len(worlds))
+    return [round(float(end), 4) for end in (more.mean() - half, more.mean(), more.mean() + half)]
