@@ -1,5 +1,7 @@
 """The hour at which each person is best mailed, written anew after each fold of engagement."""
 
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import dagster as dg
@@ -9,7 +11,10 @@ from assets.failure import explained
 from assets.metadata import Metadata, moment, table
 from assets.partitions import OWNERS
 from assets.resources import DatabaseResource
+from mailpipe import campaign
 from mailpipe.engagement.rule import HOURS
+from mailpipe.schedule import timing
+from mailpipe.snapshot import Snapshot
 
 NAME = "send_hours"
 
@@ -55,10 +60,37 @@ def send_hours(context: dg.AssetExecutionContext, database: DatabaseResource) ->
     return dg.MaterializeResult(metadata=metadata)
 
 
-def _bars(by_hour: dict[int, int]) -> str:
-    """People by their best hour, as a drawing."""
-    most = max(*by_hour.values(), 1)
-    lines = [f"{hour:02} {'█' * round(40 * number / most)} {number:,}" for hour, number in by_hour.items() if number]
+def plan_of(found: campaign.Campaign, taken: Snapshot) -> Metadata:
+    """Who of a frozen audience is mailed when and as part of what, if everybody has an hour of their own."""
+    own = taken.timing.get("optimised")
+    if own is None:
+        return {}
+    by_hour: dict[str, int] = {}
+    for one in taken.timing["due"]:
+        hour = f"{datetime.fromisoformat(one['at']):%m-%d %H}"
+        by_hour[hour] = by_hour.get(hour, 0) + one["people"]
+    lines = timing.told(found.spec, taken.timing, taken.excluded)
+    return {
+        "send_times": dg.MetadataValue.md("\n\n".join(lines)),
+        "people_by_utc_hour": dg.MetadataValue.md(_bars(by_hour)),
+        "people_by_own_hour": table(
+            [{"hour": f"{hour}:00", "people": number} for hour, number in own["hours"].items()],
+            {"hour": str, "people": int},
+        ),
+        **{f"people_{label}": number for label, number in own["groups"].items()},
+        "moved_for_pace": own["moved_for_pace"],
+        "without_own_hour": own["without_own_hour"],
+    }
+
+
+def _bars(people: Mapping[Any, int]) -> str:
+    """People by hours, as a drawing."""
+    most = max([*people.values(), 1])
+    lines = [
+        f"{hour if isinstance(hour, str) else f'{hour:02}'} {'█' * round(40 * number / most)} {number:,}"
+        for hour, number in people.items()
+        if number
+    ]
     return "```\n" + "\n".join(lines or ["nobody yet"]) + "\n```"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets import checks, segments
+from assets import checks, segments, send_hours
 from assets.failure import explained
 from assets.metadata import moment, table
 from assets.partitions import CAMPAIGNS, OWNERS
@@ -76,6 +76,7 @@ def snapshot(context: dg.AssetExecutionContext, database: DatabaseResource) -> d
             "template": found.template_version or found.spec.template,
             "state": found.state,
             **plan_of_experiment(found, taken),
+            **send_hours.plan_of(found, taken),
             **({"variants": table(variants, {"variant": str, "subject": str, "opening": str})} if variants else {}),
             **plan,
         }

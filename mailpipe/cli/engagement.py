@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mailpipe.cli import session
+from mailpipe.cli import engagement_hours, session
 from mailpipe.cli.output import dump, facts, show, table
 from mailpipe.cli.session import json_option
 from mailpipe.engagement import days, intake, look
@@ -18,6 +18,9 @@ from mailpipe.schedule import zones
 @click.group(epilog="Example: mailpipe engagement summary --json")
 def command() -> None:
     """Learn who reads, and at which hour, from what was sent and what came back."""
+
+
+command.add_command(engagement_hours.hours)
 
 
 @command.command("import", epilog="Example: mailpipe engagement import opens.csv --zone Europe/Berlin")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,9 @@ class Known:
     worth: list[float]
     zone: str | None
     events: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "text": self.text}
 
     @property
     def text(self) -> str:

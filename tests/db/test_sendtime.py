@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from mailpipe import campaign
+from mailpipe.cli import main
 from mailpipe.db import Connection, Database
 from mailpipe.errors import CampaignError
 from mailpipe.feedback import archive
@@ -346,3 +349,40 @@ def test_an_experiment_tries_its_arms_at_everybodys_hour_and_the_rest_follows_on
         sum(people for labels, *_, people in rows if "control" in labels)
         == taken.timing["optimised"]["groups"]["control"]
     )
+
+
+@pytest.fixture
+def cli(scene: World) -> Callable[..., Result]:
+    environment = {
+        "MAILPIPE_HOME": str(scene.settings.home),
+        "MAILPIPE_DATABASE_URL": scene.database.url.render_as_string(hide_password=False),
+        "MAILPIPE_SES_ENDPOINT": "http://127.0.0.1:1",
+        "MAILPIPE_ALLOW_UNSAFE_DURABILITY": "1",
+    }
+
+    def run(*arguments: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(main, list(arguments), env=environment)
+        assert result.exit_code == code, result.output
+        return result
+
+    return run
+
+
+def test_hours_and_uplift_are_told_on_the_command_line(scene: World, cli: Callable[..., Result]) -> None:
+    key, campaign_id, groups = sent(scene)
+    visit(scene, campaign_id, groups["optimised"][:340], "click")
+    visit(scene, campaign_id, groups["control"][:30], "click")
+    text = cli("campaign", "uplift", key).stdout
+    assert "own hour against the fixed hour, clicks: " in text and "not enough data" in text
+    told = json.loads(cli("campaign", "uplift", "--all", "--json").stdout)
+    assert key in told["campaigns"] and told["clicks"]["engaged"] >= 340 and told["explored_clicks"]["enough"] is False
+    assert "name a campaign, or take --all" in cli("campaign", "uplift", code=2).stderr
+    scene.execute("TRUNCATE mailpipe.send_refresh, mailpipe.engagement")
+    assert "no hours yet" in cli("engagement", "hours").stdout
+    with scene.database.connection() as connection:
+        engaged(connection, [1], 19, events=50)
+    told = json.loads(cli("engagement", "hours", "--refresh", "--json").stdout)
+    assert told["people"] == 1 and told["hours"][0]["why"] == "own"
+    assert json.loads(cli("engagement", "hours", "1", "--json").stdout)["why"] == "own"
+    assert "from 50.0 recent mails" in cli("engagement", "hours", "1").stdout
+    assert "people in their zone" in cli("engagement", "hours", "2", code=2).stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
@@ -42,3 +43,21 @@ def test_hours_follow_engagement_and_the_check_says_when_they_do_not(faces: Face
     assert sum(record.data["people"] for record in told["by_hour"].records) == 10
     assert "10 █" in told["plot"]
     assert checked().passed
+
+
+def test_a_frozen_campaign_shows_who_is_mailed_when_and_what_it_has_brought(faces: Faces) -> None:
+    faces.world.people(300)
+    key = faces.world.create(mode="optimised", due_at=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
+    taken = faces.world.freeze(key)
+    found = faces.world.campaign(key)
+    told = send_hours.plan_of(found, taken)
+    assert told["people_optimised"] + told["people_control"] + told["people_explore"] == 300
+    assert "at their own hour" in told["send_times"].value
+    assert told["people_by_utc_hour"].value.count("█") > 10
+    plain = faces.world.create()
+    assert send_hours.plan_of(faces.world.campaign(plain), faces.world.freeze(plain)) == {}
+    faces.register(key)
+    result = faces.run("report", partition_key=key)
+    assert result.success
+    (event,) = result.get_asset_materialization_events()
+    assert "not enough data" in str(event.materialization.metadata["send_time_uplift"].value)

@@ -46,7 +46,7 @@ def test_the_commands_are_those_that_are_documented() -> None:
         *(f"campaign {name}" for name in ("experiment", "decide", "gate", "uplift")),
         *(f"experiment {name}" for name in ("size", "preview")),
         *(f"campaign unknown {name}" for name in ("list", "export", "resolve")),
-        *(f"engagement {name}" for name in ("import", "fold", "show", "summary")),
+        *(f"engagement {name}" for name in ("import", "fold", "show", "summary", "hours")),
         *(f"events {name}" for name in ("ingest", "poll", "upkeep")),
         *(f"suppression {name}" for name in ("add", "remove", "show", "import", "export", "sync")),
         "lanes",
