@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -283,8 +284,9 @@ class TestProgress:
         key = scene.ready()
         campaign.start(connection, key, actor="ben")
         assert scene.progress(key).waiting is None
-        connection.execute("UPDATE mailpipe.pace SET blocked_until = '2100-01-02 03:04:05Z', blocked_reason = 'quota'")
-        assert scene.progress(key).waiting == "waiting for quota until 2100-01-02 03:04:05 UTC"
+        until = datetime.now(UTC) + timedelta(seconds=50)
+        connection.execute("UPDATE mailpipe.pace SET blocked_until = %s, blocked_reason = 'quota'", (until,))
+        assert scene.progress(key).waiting == f"waiting for quota until {until:%Y-%m-%d %H:%M:%S} UTC"
         connection.execute("UPDATE mailpipe.pace SET blocked_until = NULL, blocked_reason = NULL")
         connection.execute("UPDATE mailpipe.chunk SET due_at = now() + interval '100 s'")
         assert str(scene.progress(key).waiting).startswith("next people are due in ")
