@@ -19,6 +19,7 @@ from psycopg.rows import class_row, dict_row
 
 from mailpipe import suppression
 from mailpipe.db import Connection, queries
+from mailpipe.db.prepared import Prepared
 from mailpipe.message import Recipient
 from mailpipe.ses.answer import Answer, Kind, Result
 
@@ -32,6 +33,9 @@ _TO_ZERO = bytes.maketrans(b"123456789abcdef", b"0" * 15)
 _NOT_MADE = Result(Kind.AGAIN, "not_made")
 # By its own name: to reach it through its class takes longer than to compare it, and it is done fifty times a call.
 _SENT = Kind.SENT
+_NUMBERS = ["campaign_id", "chunk_no", "fence", "first_seq", "size", "no", "sent", "failed", "unknown", "first", "last"]
+_TYPES: dict[str, type] = dict.fromkeys(_NUMBERS, int) | {"took": float, "seconds": float, "message_ids": bytes}
+"""Of the parameters of an opening, those that are not text."""
 _LETTERS = {Kind.SENT: "s", Kind.FAILED: "f", Kind.RETRY: "r", Kind.AGAIN: "a", Kind.UNKNOWN: "u"}
 
 
@@ -187,7 +191,7 @@ class Opening:
     """The statement that opens a campaign's calls, with all that refuses one of its people inside. `scopes` and `topics` are
     written as PostgreSQL writes an array."""
 
-    statement: bytes
+    statement: Prepared
     scopes: str
     topics: str
 
@@ -195,7 +199,7 @@ class Opening:
 def opening(campaign_id: int, topic: str, *, consent: str) -> Opening:
     """How calls of a campaign about `topic` are opened; `consent` is the team's condition of who may still be mailed."""
     statement = QUERIES.filled("open", consent=consent, recipients=_recipients(campaign_id))
-    return Opening(statement, _array(suppression.scopes(topic)), _array(suppression.topics(topic)))
+    return Opening(Prepared(statement, _TYPES), _array(suppression.scopes(topic)), _array(suppression.topics(topic)))
 
 
 def _array(names: Sequence[str]) -> str:
@@ -230,8 +234,8 @@ def open_call(
     assert answered is None or not answered.tries
     seqs = [person.seq for person in chosen]
     attempts = {person.seq: person.attempt for person in chosen if person.attempt > 1}
-    row = connection.execute(
-        opening.statement,
+    row = opening.statement.first(
+        connection,
         {
             **held.key,
             **(_nothing_answered(held.size) if answered is None else _record_parameters(held, answered)),
@@ -242,12 +246,12 @@ def open_call(
             "scopes": opening.scopes,
             "topics": opening.topics,
         },
-    ).fetchone()
+    )
     if row is None:
         return None
-    no, refused = row
+    no, refused = int(row[0] or 0), (row[1] or b"{}")[1:-1]
     if refused:
-        gone = set(refused)
+        gone = set(map(int, refused.split(b",")))
         seqs = [seq for seq in seqs if seq not in gone]
         attempts = {seq: attempt for seq, attempt in attempts.items() if seq not in gone}
     return Opened(no, tuple(seqs), attempts)
