@@ -112,8 +112,8 @@ def _segment(connection: Connection, chosen: Earlier, variables: Sequence[str], 
 
 def hold(connection: Connection, chosen: Earlier) -> tuple[int, Segment]:
     """Let nobody move the earlier campaign before this transaction ends, and gather its people; answers its id, and a segment that
-    reads them. It returns what that of `find` does; but the planner, which knows nothing of a campaign of this hour, takes those
-    for a handful, and reads all of them for each chunk: minutes for a million. Called in the snapshot's transaction.
+    reads them. It returns what that of `find` does; but the planner, which knows nothing of a campaign of this hour, takes its
+    chunks for a handful, and reads all of them for each person: minutes for a million. Called in the snapshot's transaction.
 
     Raises:
         CampaignError: what became of its people can change again.

@@ -10,13 +10,16 @@ FROM mailpipe.campaign g WHERE g.key = :key;
 SELECT FROM mailpipe.campaign WHERE key = :key FOR SHARE;
 
 -- name: by_index
--- The people of each chunk by an index, their outcomes by a hash. The loop over the chunks stays, as there is no other way; what it is
--- said to cost must start no compiler.
+-- The people of each chunk by an index, their outcomes by a hash. What the loops are said to cost then must start no compiler.
 SELECT set_config('enable_seqscan', 'off', true), set_config('enable_nestloop', 'off', true), set_config('jit', 'off', true);
 
 -- name: gather
 CREATE TEMPORARY TABLE earlier_person ON COMMIT DROP AS
-SELECT d.seq FROM mailpipe.delivery d WHERE d.campaign_id = {{campaign_id}} AND ({{condition}});
+SELECT d.seq FROM mailpipe.chunk c CROSS JOIN LATERAL (
+    -- OFFSET, so that it stays a loop over the chunks.
+    SELECT d.seq FROM mailpipe.delivery d
+    WHERE d.campaign_id = {{campaign_id}} AND d.chunk_no = c.chunk_no AND ({{condition}}) OFFSET 0
+) AS d WHERE c.campaign_id = {{campaign_id}};
 
 -- name: as_before
 SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT;
