@@ -206,3 +206,12 @@ def test_a_frequency_cap_is_mails_in_days_or_nothing(text: str, cap: Cap | None)
 def test_any_other_frequency_cap_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="3/7d"):
         load({"MAILPIPE_FREQUENCY_CAP": text})
+
+
+def test_a_jump_of_the_volume_is_asked_about_where_mail_leaves_for_real() -> None:
+    real = {"MAILPIPE_DATABASE_URL": "postgresql://db.example.com/m", "MAILPIPE_PUBLIC_URL": "https://u.example.com"}
+    assert load({}).most_of_usual is None
+    assert load(real).most_of_usual == 5.0
+    assert load({**real, "MAILPIPE_USUAL_FACTOR": "12"}).most_of_usual == 12.0
+    assert load({**real, "MAILPIPE_USUAL_FACTOR": "0"}).most_of_usual is None
+    assert load({**real, "MAILPIPE_SES_ENDPOINT": "http://127.0.0.1:1"}).most_of_usual is None
