@@ -29,12 +29,9 @@ def family(email: str) -> str:
     return name if name in FAMILIES else "other"
 
 
-def family_sql(email: str) -> str:
-    """The same as an SQL expression; `email` is an expression too, of an address as it is sent."""
+def number_sql(email: str) -> str:
+    """The number of the family in FAMILIES, from 0 on, as an SQL expression; `email` is one too, of an address as it is sent."""
     label = f"lower(split_part(split_part({email}, '@', 2), '.', 1) COLLATE \"C\")"
-    cases = " ".join(
-        f"WHEN '{name}' THEN '{provider.lower()}'"
-        for name, provider in _PROVIDERS.items()
-        if provider.lower() in FAMILIES
-    )
-    return f"CASE {label} {cases} ELSE 'other' END"
+    known = {name: family.lower() for name, family in _PROVIDERS.items() if family.lower() in FAMILIES}
+    cases = " ".join(f"WHEN '{name}' THEN {FAMILIES.index(family)}" for name, family in known.items())
+    return f"CASE {label} {cases} ELSE {FAMILIES.index('other')} END"

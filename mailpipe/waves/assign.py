@@ -56,19 +56,23 @@ class Waves:
 
     def columns(self, connection: Connection, staged: str) -> Sequence[Column]:
         """Find tier and provider of everybody, lay them out, and leave out the tiers that warm-up excludes (`inactive_tier`)."""
-        given = {"at": self._start, "salt": self._found.campaign_id}
-        connection.execute(QUERIES.filled("people", staged=staged, family=provider.family_sql("person.email")), given)
+        given = {
+            "at": self._start,
+            "salt": self._found.campaign_id,
+            "waves": [wave_of(tier, self._waves) for tier in TIERS],
+        }
+        connection.execute(QUERIES.filled("people", staged=staged, family=provider.number_sql("person.email")), given)
         tiers = {"tiers": [TIERS.index(tier) + 1 for tier in self._excluded]}
         if self._excluded:
             connection.execute(QUERIES["refuse"], tiers)
         self._lay(connection, self._queues(connection, tiers))
-        by_line = sorted(enumerate(self._pieces), key=lambda item: (item[1][1].family, item[0]))
+        families = provider.FAMILIES
+        by_line = sorted(enumerate(self._pieces), key=lambda item: (families.index(item[1][1].family), item[0]))
         firsts = [1]
         for _, (_, piece) in by_line:
             firsts.append(firsts[-1] + piece.people)
         self._pieces = [pair for _, pair in by_line]
-        waves = [wave_of(tier, self._waves) for tier in TIERS]
-        connection.execute(QUERIES["pieces"], {"firsts": firsts[:-1] or [1], "waves": waves, **tiers})
+        connection.execute(QUERIES["pieces"], {"firsts": firsts[:-1] or [1], **tiers})
         return [
             Column(
                 "wave_piece", "coalesce(wave_piece.piece, 0)", "LEFT JOIN wave_piece ON wave_piece.place = person.place"
@@ -77,10 +81,10 @@ class Waves:
 
     def _queues(self, connection: Connection, tiers: Mapping[str, Any]) -> dict[str, list[Run]]:
         runs = defaultdict(list)
-        for family, number, people in connection.execute(QUERIES["numbers"], tiers):
-            tier = TIERS[number - 1]
-            runs[family].append(Run(wave_of(tier, self._waves), tier, int(people)))
-        return {family: sorted(some, key=lambda run: (run.wave, run.tier)) for family, some in sorted(runs.items())}
+        for lot, people in connection.execute(QUERIES["numbers"], tiers):
+            tier = TIERS[lot % 10 - 1]
+            runs[provider.FAMILIES[lot // 1000]].append(Run(lot // 10 % 100, tier, int(people)))
+        return dict(runs)
 
     def _lay(self, connection: Connection, queues: layout.Queues) -> None:
         warmup = self._spec.warmup

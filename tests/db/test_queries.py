@@ -52,7 +52,7 @@ FRAGMENTS = {
     "names": "arm",
     "orders": "SELECT 'a' AS user_id, now() AS ordered_at, 'b' AS campaign, 'c' AS variant",
     "position": "CAST(length(CAST(:salt AS text) || person.user_id) AS bigint)",
-    "family": "'other'",
+    "family": "4",
     "condition": "d.state = 'sent'",
 }
 # What some queries find when they run: the table that an earlier one has made.
@@ -69,7 +69,7 @@ CREATE TABLE mailpipe.person_key (place int, zone_group int, arm text);
 CREATE TABLE mailpipe.cell_key (number int, cell_rank int, zone_group int, arm text);
 CREATE TABLE mailpipe.placed (place int, cell_rank int);
 CREATE TABLE mailpipe.experiment_rank (place int, value bigint);
-CREATE TABLE mailpipe.wave_person (place int, family text, tier smallint, hash bigint);
+CREATE TABLE mailpipe.wave_person (place int, lot int, line bigint);
 SET search_path = public, mailpipe"""
 # Not to be prepared: definitions. Each is one statement, or run by a test of its own module.
 DEFINITION = re.compile(r"^(CREATE|ALTER|DROP|COMMENT|GRANT|ANALYZE|TRUNCATE|LOCK|SET)\b", re.IGNORECASE)

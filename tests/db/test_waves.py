@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mailpipe import provider
 from mailpipe.errors import CampaignError
 from mailpipe.schedule import window
 from tests.support import World
@@ -157,3 +158,24 @@ def test_those_who_are_held_stay_so_when_everybody_shall_go_now(scene: World) ->
         chunk["labels"][0]: (chunk["held"], chunk["due_at"] > NOW + timedelta(days=1)) for chunk in chunks(scene, key)
     }
     assert days == {"day:1": (None, False), "day:2": ("wave", True), "day:3": ("wave", True)}
+
+
+def test_the_database_tells_providers_apart_as_the_rest_does(scene: World) -> None:
+    names = (
+        "gmail.com",
+        "GoogleMail.com",
+        "hotmail.co.uk",
+        "ymail.com",
+        "aol.com",
+        "icloud.com",
+        "gmx.net",
+        "shop.example.com",
+        "",
+    )
+    rows = scene.execute(
+        f"SELECT email, {provider.number_sql('email')} FROM unnest(%(all)s::text[]) AS email",
+        {"all": [f"a@{name}" for name in names]},
+    )
+    assert {email: provider.FAMILIES[number] for email, number in rows} == {
+        f"a@{name}": provider.family(f"a@{name}") for name in names
+    }
