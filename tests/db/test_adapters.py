@@ -161,7 +161,7 @@ def test_a_campaign_by_smtp_keeps_its_own_rate_and_knows_nothing_of_the_account_
 ) -> None:
     scene.people(120)
     scene.stand_in.change(rate=1, daily_quota=1)
-    scene.execute("UPDATE mailpipe.pace SET blocked_until = now() + interval '1 hour', blocked_reason = 'quota'")
+    scene.execute("UPDATE mailpipe.pace SET blocked_until = now() + interval '60 s', blocked_reason = 'quota'")
     world = replace(scene, settings=scene.with_settings(smtp_url=smtp.url()))
     key = world.ready(adapter="smtp", rate=100)
     with world.database.connection() as connection:
