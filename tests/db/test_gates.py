@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -254,3 +255,37 @@ def test_nobody_goes_while_the_campaign_is_paused_or_cancelled(scene: World) -> 
     assert Counter(state for state, _ in scene.states(key).values()) == {"sent": 60, "skipped": 140}
     rest = scene.create(segment=None, audience={"campaign": key, "delivery": "rest"})
     assert scene.freeze(rest).recipients == 140
+
+
+def test_of_two_who_judge_at_the_same_time_one_lets_the_part_go(scene: World) -> None:
+    key = ready(scene, 300, warmup=RAMP)
+    told(scene, key, "delivery", "day:1")
+    days_pass(scene, key)
+
+    def judged(_: int) -> advance.Advanced | None:
+        with scene.database.connection() as connection:
+            return advance.run(connection, key)
+
+    with ThreadPoolExecutor(2) as pool:
+        done = [one for one in pool.map(judged, range(2)) if one is not None]
+    assert [(one.label, one.people) for one in done] == [("day:2", 120)]
+
+
+def test_people_who_are_skipped_stay_so_when_their_chunk_is_cut(scene: World) -> None:
+    scene.people(600)
+    scene.execute("UPDATE users SET email = 'nobody' || user_id WHERE user_id % 10 = 0")
+    key = scene.ready(sender=f"Shop <news@d{next(scene.numbers)}.example.com>", warmup={"ramp": [50, 400]})
+    scene.send(key)
+    told(scene, key, "delivery", "day:1")
+    told(scene, key, "hard_bounce", "day:1", 30)
+    days_pass(scene, key)
+    before = scene.balance(key)
+    done = advanced(scene, key)
+    assert done is not None and done[2] == "repeat" and done[1] <= 50
+    laid = sizes(scene, key)
+    assert (laid["day:1"], laid["day:2"], sum(laid.values())) == (50, 50, 600)
+    assert scene.balance(key) == before
+    skipped = {seq for seq, (state, _) in scene.states(key).items() if state == "skipped"}
+    scene.send(key)
+    assert {seq for seq, (state, _) in scene.states(key).items() if state == "skipped"} == skipped
+    assert len(skipped) == 60
