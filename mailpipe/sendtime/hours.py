@@ -78,13 +78,15 @@ class Known:
     @property
     def text(self) -> str:
         """Why it is this hour, as a sentence."""
+        group = f"in {self.zone}" if self.zone else "without a zone"
         reasons = {
             "own": f"{self.events:.1f} recent mails that this person engaged with",
-            "segment": f"people in {self.zone}: this person has engaged with hardly anything lately",
+            "segment": f"people {group}: this person has engaged with hardly anything lately",
             "everybody": "everybody else: too little is known of this person and of others in their zone",
             "default": "nobody has engaged with enough yet",
         }
-        return f"{self.hour:02}:00 by their clock, from {reasons[self.why]}"
+        clock = "by their clock" if self.zone else "UTC, as their zone is not known"
+        return f"{self.hour:02}:00 {clock}, from {reasons[self.why]}"
 
 
 def refresh(connection: Connection) -> Refreshed:

@@ -60,7 +60,7 @@ class SendTimes:
         people = self._refuse(connection, people, of_zone)
         zone, digests = people["zone"].astype(np.int64), people["digest"].astype(np.uint32)
         groups = choose.draw(digests, self._optimise.explore, self._optimise.control)
-        worth, cold = self._worth(connection, people, names, [zones.find(text) is None for text in texts])
+        worth, cold = self._worth(connection, staged, people, names)
         limit = pace.limits.read(connection, self._found.campaign_id).campaign
         choice = choose.choose(
             worth,
@@ -93,7 +93,7 @@ class SendTimes:
         return np.asarray(people[~late])
 
     def _worth(
-        self, connection: Connection, people: NDArray[Any], names: list[str], zoneless: list[bool]
+        self, connection: Connection, staged: str, people: NDArray[Any], names: list[str]
     ) -> tuple[NDArray[np.uint8], int]:
         """What each hour is worth to each person; of whom nothing is known, as in their zone. And of how many nothing is."""
         curves = {zone: np.frombuffer(worth, np.uint8) for zone, worth in connection.execute(QUERIES["curves"])}
@@ -104,10 +104,14 @@ class SendTimes:
         # The best hour of whoever is known is worth 255.
         cold = ~worth.any(axis=1)
         worth[cold] = of_zone[people["zone"][cold]]
-        # Without a zone hours are learned by the clock of UTC, and planned by that of the default zone.
-        ahead = round((zones.wall(self._default, self._base) - zones.wall("UTC", self._base)) / timedelta(hours=1))
-        astray = np.array(zoneless, np.bool_)[people["zone"]] & ~cold
-        worth[astray] = np.roll(worth[astray], ahead, axis=1)
+        # Hours that were learned by the clock of UTC are moved to that of the zone by which this mail is planned.
+        with connection.cursor(binary=True) as cursor:
+            places = [place for (place,) in cursor.execute(QUERIES.filled("of_utc", staged=staged))]
+        astray = np.flatnonzero(np.isin(people["place"], np.frombuffer(places[0], ">i4")) & ~cold)
+        utc = zones.wall("UTC", self._base)
+        ahead = [round((zones.wall(name, self._base) - utc) / timedelta(hours=1)) for name in names]
+        turned = (np.arange(HOURS) - np.array(ahead, np.int64)[people["zone"][astray], None]) % HOURS
+        worth[astray] = np.take_along_axis(worth[astray], turned, axis=1)
         return worth, int(cold.sum())
 
     def _note(

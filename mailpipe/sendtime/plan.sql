@@ -20,6 +20,12 @@ LEFT JOIN mailpipe.send_hours h ON h.person_id = s.user_id
 WHERE s.place NOT IN (SELECT place FROM refused)
 GROUP BY s.place / 4096;
 
+-- name: of_utc
+-- Whose hours were learned by the clock of UTC: no zone was known of them then, whatever the segment knows now.
+SELECT coalesce(string_agg(int4send(CAST(s.place AS integer)), ''), '')
+FROM {{staged}} s JOIN mailpipe.engagement e ON e.person_id = s.user_id
+WHERE e.zone IS NULL;
+
 -- name: refuse
 INSERT INTO refused SELECT x.place, 'expired' FROM unnest(CAST(:places AS integer[])) AS x(place);
 

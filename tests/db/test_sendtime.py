@@ -171,6 +171,24 @@ def test_hours_that_were_learned_without_a_zone_are_of_utc_and_are_moved_to_the_
     assert {due_at.hour for _, _, due_at, _ in people} <= {3, 4, 5}
 
 
+def test_hours_of_an_imported_history_without_zones_are_moved_to_the_zones_that_the_segment_knows(scene: World) -> None:
+    scene.people(300)
+    scene.execute("TRUNCATE mailpipe.send_hours, mailpipe.send_curve, mailpipe.engagement")
+    with scene.database.connection() as connection:
+        for number, zone in enumerate(("America/Los_Angeles", "Asia/Ho_Chi_Minh", None)):
+            connection.execute("UPDATE users SET timezone = %s WHERE user_id %% 3 = %s", (zone, number))
+        engaged(connection, range(1, 201), 3, events=100, zone=None)
+        engaged(connection, range(201, 301), 12, events=100, zone="Asia/Ho_Chi_Minh")
+        hours.refresh(connection)
+    _, people = plan(scene, default_timezone="Asia/Tokyo", optimise={"explore": 0, "control": 0})
+    # 3:00 UTC is 10:00 in Vietnam, 12:00 in Tokyo, and 19:00 of the day before in Los Angeles.
+    for person, zone, due_at, _ in people:
+        if person <= 200:
+            assert due_at.hour in (1, 2, 3), (person, zone, due_at)
+        elif zone is not None:
+            assert local(zone, due_at) in (10, 11, 12), (person, zone, due_at)
+
+
 def test_the_plan_is_told_before_it_is_launched(scene: World) -> None:
     scene.people(400)
     taken, people = plan(scene)
@@ -375,7 +393,8 @@ def test_hours_and_uplift_are_told_on_the_command_line(scene: World, cli: Callab
     text = cli("campaign", "uplift", key).stdout
     assert "own hour against the fixed hour, clicks: " in text and "not enough data" in text
     told = json.loads(cli("campaign", "uplift", "--all", "--json").stdout)
-    assert key in told["campaigns"] and told["clicks"]["engaged"] >= 340 and told["explored_clicks"]["enough"] is False
+    assert key in told["campaigns"] and told["clicks"]["engaged"] >= 340
+    assert json.loads(cli("campaign", "uplift", key, "--json").stdout)["explored_clicks"]["enough"] is False
     assert "name a campaign, or take --all" in cli("campaign", "uplift", code=2).stderr
     scene.execute("TRUNCATE mailpipe.send_refresh, mailpipe.engagement")
     assert "no hours yet" in cli("engagement", "hours").stdout
@@ -386,3 +405,13 @@ def test_hours_and_uplift_are_told_on_the_command_line(scene: World, cli: Callab
     assert json.loads(cli("engagement", "hours", "1", "--json").stdout)["why"] == "own"
     assert "from 50.0 recent mails" in cli("engagement", "hours", "1").stdout
     assert "people in their zone" in cli("engagement", "hours", "2", code=2).stderr
+    scene.execute("UPDATE mailpipe.engagement SET zone = NULL")
+    assert "19:00 UTC, as their zone is not known" in cli("engagement", "hours", "1").stdout
+
+
+def test_a_campaign_without_waves_has_no_gates(scene: World, cli: Callable[..., Result]) -> None:
+    scene.people(50)
+    key = scene.create(mode="optimised", due_at=SOON.isoformat())
+    scene.freeze(key)
+    assert "nobody waits for a gate" in cli("campaign", "gate", key, code=2).stderr
+    assert "nobody waits for a gate" in cli("campaign", "gate", key, "--pass", "--reason", "x", code=2).stderr
