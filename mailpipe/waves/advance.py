@@ -98,7 +98,7 @@ def decide(connection: Connection, key: str, verdict: Literal["pass", "hold"], *
         raise CampaignError("say why; the reason is kept with the verdict")
     with connection.transaction():
         found = campaign.lock(connection, key)
-        gate = look(connection, found) if found.spec.in_waves else None
+        gate = look(connection, found)
         if gate is None:
             raise CampaignError(f"campaign {key!r}: nobody waits for a gate between waves or days")
         if gate.verdict not in (None, "hold"):

@@ -89,7 +89,7 @@ def standings(connection: Connection, campaign_id: int) -> list[Standing]:
 
 def look(connection: Connection, found: Campaign) -> Gate | None:
     """The gate before the next part; None when nobody waits for one."""
-    parts = standings(connection, found.campaign_id)
+    parts = standings(connection, found.campaign_id) if found.spec.in_waves else []
     gone, to_come = [one for one in parts if not one.held], [one for one in parts if one.held]
     if not gone or not to_come:
         return None
@@ -121,7 +121,7 @@ def look(connection: Connection, found: Campaign) -> Gate | None:
 def held_back(connection: Connection, key: str) -> int:
     """People who would be mailed by now, if the gate before them had passed."""
     found = campaign.get(connection, key)
-    gate = look(connection, found) if found.spec.in_waves and found.state == "sending" else None
+    gate = look(connection, found) if found.state == "sending" else None
     if gate is None or found.now < gate.opens_at or gate.open:
         return 0
     return gate.following.people
