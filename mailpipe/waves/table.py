@@ -44,7 +44,8 @@ def told(kept: Mapping[str, Any]) -> list[str]:
     if not rows:
         return []
     plan, last = kept["waves"], rows[-1]
-    what = f"done on {last['part'].replace(':', ' ')} ({last['at']}), if every gate passes"
+    over = written(max(one["at"] for one in kept["due"]), plan["timezone"]) if kept.get("due") else last["at"]
+    what = f"done on {last['part'].replace(':', ' ')} ({over}), if every gate passes"
     if plan["ramp"] is None:
         return [f"{len(rows)} waves, each behind a gate; {what}"]
     return [f"{what}; ramp {plan['ramp']} from its day {plan['start_day']} on, days of {plan['timezone']}"]

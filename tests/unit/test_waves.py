@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mailpipe.errors import CampaignError
 from mailpipe.provider import FAMILIES
-from mailpipe.waves import ramp
+from mailpipe.waves import ramp, table
 from mailpipe.waves.layout import FLOOR, Run, Stage, by_days, by_waves, shared
 from mailpipe.waves.spec import TIERS, Warmup, Wave, check
 
@@ -182,3 +182,21 @@ def test_a_warm_up_of_more_than_a_year_is_a_mistake() -> None:
 def test_waves_that_make_no_sense_are_refused(waves: list[Wave], warmup: Warmup | None, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         check(waves, warmup)
+
+
+def test_a_plan_is_done_when_the_last_people_are_due_and_not_when_their_wave_begins() -> None:
+    begins, ends = "2026-12-01T10:00:00+00:00", "2026-12-02T21:15:00+00:00"
+    stage = {
+        "label": "wave:2",
+        "at": begins,
+        "people": 96,
+        "cap": None,
+        "others": 0,
+        "tiers": {"T4": 96},
+        "providers": {},
+    }
+    kept = {
+        "due": [{"at": begins, "people": 48}, {"at": ends, "people": 48}],
+        "waves": {"ramp": None, "timezone": "Europe/Berlin", "stages": [{**stage, "label": "wave:1"}, stage]},
+    }
+    assert table.told(kept) == ["2 waves, each behind a gate; done on wave 2 (2026-12-02 22:15), if every gate passes"]
