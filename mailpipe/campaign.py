@@ -22,7 +22,7 @@ from psycopg.types.json import Jsonb
 from mailpipe import adapters, address, earlier, segment, template
 from mailpipe.db import Connection, queries
 from mailpipe.earlier import Earlier
-from mailpipe.errors import CampaignError, of_field
+from mailpipe.errors import CampaignError, of_fields
 from mailpipe.experiment import letters
 from mailpipe.experiment.spec import Experiment
 from mailpipe.lines import Canary, Lines
@@ -273,10 +273,7 @@ def parse(content: Mapping[str, Any], *, where: str) -> Spec:
     try:
         return Spec.model_validate(dict(content))
     except pydantic.ValidationError as error:
-        lines = [
-            f"{where}: {'.'.join(str(part) for part in item['loc']) or 'file'}: {of_field(item)}"
-            for item in error.errors()
-        ]
+        lines = [f"{where}: {field or 'file'}: {text}" for field, text in of_fields(error.errors())]
         raise CampaignError("\n".join(lines)) from error
 
 

@@ -7,8 +7,21 @@ of a service, and keeps its traceback.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+
+def of_fields(items: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Each wrong field with what is wrong, from `pydantic.ValidationError.errors()`. A list whose items are wrong is not called too
+    short as well: pydantic does not count those."""
+    return [
+        (".".join(map(str, item["loc"])), of_field(item))
+        for item in items
+        if item["type"] != "too_short"
+        or not any(
+            len(one["loc"]) > len(item["loc"]) and one["loc"][: len(item["loc"])] == item["loc"] for one in items
+        )
+    ]
 
 
 def of_field(item: Mapping[str, Any]) -> str:
@@ -20,6 +33,14 @@ def of_field(item: Mapping[str, Any]) -> str:
             return "is missing"
         case "string_pattern_mismatch" if words := _in_words(str(item["ctx"]["pattern"])):
             return words
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "expected fields, as `name: value`"
+        case "tuple_type" | "list_type":
+            return "expected a list, as [a, b]"
+        case "too_short":
+            return f"expected at least {item['ctx']['min_length']}"
+        case "too_long":
+            return f"expected at most {item['ctx']['max_length']}"
         case _:
             return str(item["msg"]).removeprefix("Value error, ")
 

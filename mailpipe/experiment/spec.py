@@ -76,6 +76,13 @@ class Experiment(pydantic.BaseModel):
         bool | Utm, pydantic.Field(description="Links say the campaign and the variant: true, false, or {source: ...}")
     ] = True
 
+    @pydantic.field_validator("utm", mode="before")
+    @classmethod
+    def _is_utm(cls, value: object) -> object:
+        if isinstance(value, bool | Utm) or (isinstance(value, dict) and value.keys() <= Utm.model_fields.keys()):
+            return value
+        raise ValueError("expected true, false, or {source: newsletter, medium: email}")
+
     @pydantic.model_validator(mode="after")
     def _agree(self) -> Self:
         names = [variant.name for variant in self.variants]

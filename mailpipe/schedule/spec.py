@@ -14,7 +14,7 @@ import yaml
 
 from mailpipe import campaign
 from mailpipe.campaign import Spec
-from mailpipe.errors import ScheduleError, of_field
+from mailpipe.errors import ScheduleError, of_fields
 from mailpipe.schedule import cron, zones
 from mailpipe.schedule.cron import Cron, Fire
 from mailpipe.schedule.when import RECIPIENT, SNAPSHOT_LEAD, Duration, Moment
@@ -92,9 +92,7 @@ class ScheduleSpec(pydantic.BaseModel):
         try:
             checked = Spec.model_validate({**value, "key": "sample"})
         except pydantic.ValidationError as error:
-            raise ValueError(
-                "; ".join(f"{'.'.join(map(str, one['loc']))}: {of_field(one)}" for one in error.errors())
-            ) from error
+            raise ValueError("; ".join(f"{field}: {text}" for field, text in of_fields(error.errors()))) from error
         return checked.model_dump(mode="json", exclude=set(_OF_THE_FIRE), exclude_defaults=True)
 
     @pydantic.model_validator(mode="after")
@@ -180,5 +178,5 @@ def parse(content: Mapping[str, Any], *, where: str) -> ScheduleSpec:
     try:
         return ScheduleSpec.model_validate(dict(content))
     except pydantic.ValidationError as error:
-        lines = [f"{where}: {'.'.join(map(str, item['loc'])) or 'file'}: {of_field(item)}" for item in error.errors()]
+        lines = [f"{where}: {field or 'file'}: {text}" for field, text in of_fields(error.errors())]
         raise ScheduleError("\n".join(lines)) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import time
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 import pydantic
 
@@ -82,12 +82,13 @@ class Warmup(pydantic.BaseModel):
         tuple[Tier, ...], pydantic.Field(description="Tiers that get nothing while the domain is warmed up")
     ] = ("T5",)
 
-    @pydantic.field_validator("ramp")
+    @pydantic.field_validator("ramp", mode="before")
     @classmethod
-    def _not_empty(cls, value: Name | tuple[int, ...]) -> Name | tuple[int, ...]:
-        if not value:
-            raise ValueError("expected conservative, moderate, aggressive, or at least one number of mails a day")
-        return value
+    def _is_a_ramp(cls, value: object) -> object:
+        days = value if isinstance(value, list | tuple) else ()
+        if value in get_args(Name) or (days and all(type(one) is int and one > 0 for one in days)):
+            return value
+        raise ValueError("expected conservative, moderate, aggressive, or mails a day such as [50, 100, 500, 1000]")
 
     @pydantic.field_validator("at")
     @classmethod

@@ -218,14 +218,46 @@ def test_waves_and_warm_up_are_read_from_a_file(tmp_path: Path) -> None:
         ({"waves": [{"tiers": ["T6"], "within": "1h"}]}, "waves.0.tiers.0"),
         ({"waves": [{"tiers": ["T1"]}, {"rest": True, "within": 60}]}, "give either within"),
         ({"waves": [{"within": "1h"}]}, "give either tiers"),
-        ({"warmup": {"ramp": "slow"}}, "warmup.ramp"),
-        ({"warmup": {"ramp": []}}, "at least one number"),
+        *(
+            (
+                {"warmup": {"ramp": ramp}},
+                "sale.yaml: warmup.ramp: expected conservative, moderate, aggressive, or mails a day",
+            )
+            for ramp in ("slow", [], [50, -1], ["a"], [True], 50)
+        ),
         ({"warmup": {"at": "25:00"}}, "a time of the day"),
         ({"warmup": {"timezone": "Mars/Olympus"}}, "IANA"),
     ],
 )
 def test_what_waves_exclude_is_told(fields: dict[str, Any], told: str) -> None:
     assert told in refusal(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"experiment": "yes"}, ["experiment: expected fields, as `name: value`"]),
+        (
+            {"experiment": {"variants": ["a", {"name": "b"}]}},
+            ["experiment.variants.0: expected fields, as `name: value`"],
+        ),
+        ({"experiment": {"variants": [{"name": "a"}]}}, ["experiment.variants: expected at least 2"]),
+        (
+            {"experiment": {"variants": [{"name": "a"}, {"name": "b", "subjet": "x"}]}},
+            ["experiment.variants.1.subjet: there is no such field"],
+        ),
+        *(
+            (
+                {"experiment": {"variants": [{"name": "a"}, {"name": "b"}], "utm": utm}},
+                ["experiment.utm: expected true, false, or {source: newsletter, medium: email}"],
+            )
+            for utm in (7, {"sauce": "x"}, None)
+        ),
+        ({"waves": "all"}, ["waves: expected a list, as [a, b]"]),
+    ],
+)
+def test_each_wrong_field_is_told_once_and_in_the_words_of_the_file(fields: dict[str, Any], told: list[str]) -> None:
+    assert refusal(**fields).splitlines() == [f"sale.yaml: {line}" for line in told]
 
 
 def test_waves_at_a_wall_time_of_one_zone_are_possible() -> None:
