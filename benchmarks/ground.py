@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mailpipe import campaign, db, embedded_postgres, settings, snapshot
+from mailpipe import campaign, campaign_file, db, embedded_postgres, settings, snapshot
 from mailpipe.db import Connection, Database, migrate
 from mailpipe.demo import audience
 from mailpipe.demo.audience import AudienceCounts, Shares
@@ -44,7 +44,7 @@ class Ground:
 
     def create(self, key: str, ses: Ses, **fields: Any) -> None:
         """An approved campaign to everybody who is active and opted in."""
-        spec = campaign.parse(
+        spec = campaign_file.parse(
             {"key": key, "segment": SEGMENT, "template": TEMPLATE, "sender": "Shop <news@mail.example.com>", **fields},
             where="benchmark",
         )

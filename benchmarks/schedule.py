@@ -33,7 +33,7 @@ import uvicorn
 
 from benchmarks import ground
 from benchmarks.ground import ROOT, Ground, say
-from mailpipe import campaign, db, embedded_postgres, settings, stand_in
+from mailpipe import campaign, campaign_file, db, embedded_postgres, settings, stand_in
 from mailpipe.db import Connection
 from mailpipe.lanes import claims
 from mailpipe.schedule import fire, launch, recurring, timing, zones
@@ -231,7 +231,7 @@ def _first_mail() -> dict[str, Any]:
         ses = client.connect(config, endpoint=stand_in.endpoint(config), connections=1)
         due_at = datetime.now(UTC) + timedelta(seconds=AHEAD)
         with database.connection() as connection:
-            spec = campaign.parse({"key": "on-time", **CAMPAIGN, "due_at": due_at}, where="benchmark")
+            spec = campaign_file.parse({"key": "on-time", **CAMPAIGN, "due_at": due_at}, where="benchmark")
             campaign.create(connection, config, spec, author="ana")
             campaign.approve(connection, config, ses, "on-time", approver="ben")
             say(f"due in {AHEAD:g} s")

@@ -12,8 +12,9 @@ from pydantic.fields import FieldInfo
 from assets.failure import explained
 from assets.partitions import CAMPAIGNS, OWNERS
 from assets.resources import DatabaseResource, SesResource, load_settings
-from mailpipe import campaign
-from mailpipe.campaign import Campaign, Spec
+from mailpipe import campaign, campaign_file
+from mailpipe.campaign import Campaign
+from mailpipe.campaign_file import Spec
 from mailpipe.experiment import decision
 
 _AUTHOR = "Your name. Somebody else has to approve the campaign."
@@ -58,7 +59,7 @@ def create(context: dg.OpExecutionContext, database: DatabaseResource) -> None:
     given: Mapping[str, Any] = context.op_config
     fields = {name: value for name, value in given.items() if name != "author" and value is not None}
     with explained(), database.connection() as connection:
-        spec = campaign.parse(fields, where="create_campaign")
+        spec = campaign_file.parse(fields, where="create_campaign")
         created = campaign.create(connection, load_settings(), spec, author=given["author"])
     context.instance.add_dynamic_partitions(str(CAMPAIGNS.name), [created.key])
     context.log.info(f"campaign {created.key} is a draft of {created.author}. Next: approve_campaign, by somebody else")

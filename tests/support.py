@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mailpipe import campaign, embedded_postgres, ledger, report, snapshot
+from mailpipe import campaign, campaign_file, embedded_postgres, ledger, report, snapshot
 from mailpipe.db import Database
 from mailpipe.pace.rule import MAX_CALL
 from mailpipe.send import Outcome, run
@@ -115,7 +115,7 @@ class World:
     def create(self, **fields: Any) -> str:
         """A draft campaign; answers its key."""
         key: str = fields.pop("key", f"campaign-{next(self.numbers)}")
-        spec = campaign.parse(
+        spec = campaign_file.parse(
             {
                 "key": key,
                 "segment": "everybody",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mailpipe.adapters.protocol import Mail, Templated
-from mailpipe.campaign import Spec
+from mailpipe.campaign_file import Spec
 from mailpipe.template import Template
 
 

@@ -10,7 +10,7 @@ import click
 import psycopg
 from rich.console import Group
 
-from mailpipe import campaign, kill_switch, plan, report, send, snapshot, stand_in
+from mailpipe import campaign, campaign_file, kill_switch, plan, report, send, snapshot, stand_in
 from mailpipe.cli import (
     campaign_experiment,
     campaign_feedback,
@@ -65,9 +65,9 @@ command.add_command(campaign_uplift.uplift)
 def create(file: Path, key: str | None, author: str, as_json: bool) -> None:
     """Record the campaign that FILE describes, as a draft."""
     config = session.load()
-    spec = campaign.read_file(file)
+    spec = campaign_file.read_file(file)
     if key is not None:
-        spec = campaign.parse({**spec.model_dump(), "key": key}, where="--key")
+        spec = campaign_file.parse({**spec.model_dump(), "key": key}, where="--key")
     with session.database(config) as database, database.connection() as connection:
         made = campaign.create(connection, config, spec, author=author)
     _moved(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mailpipe import campaign
+from mailpipe import campaign_file
 from mailpipe.cli import session
 from mailpipe.cli.output import dump, facts, show
 from mailpipe.cli.session import json_option
@@ -59,7 +59,7 @@ def size(rate: float, lift: float | None, people: int | None, seen: float, arms:
 def preview(file: Path, variant: str | None, as_json: bool) -> None:
     """Show the mail of every variant of the campaign that FILE describes, with sample values and its marked links."""
     config = session.load()
-    spec = campaign.read_file(file)
+    spec = campaign_file.read_file(file)
     if spec.experiment is None:
         raise CampaignError(f"{file}: has no experiment")
     made = letters.of(config.templates, spec.experiment, campaign=spec.key, base=spec.template)

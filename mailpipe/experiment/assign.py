@@ -12,7 +12,8 @@ from datetime import datetime, timedelta
 from math import ceil
 from typing import Any
 
-from mailpipe.campaign import Campaign, Spec
+from mailpipe.campaign import Campaign
+from mailpipe.campaign_file import Spec
 from mailpipe.cells import Cell, Column
 from mailpipe.db import Connection, queries
 from mailpipe.errors import SnapshotError

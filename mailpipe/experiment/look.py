@@ -11,7 +11,7 @@ from typing import Any
 from psycopg.rows import class_row
 
 from mailpipe import campaign, hold, orders, snapshot
-from mailpipe.campaign import Spec
+from mailpipe.campaign_file import Spec
 from mailpipe.db import Connection, queries
 from mailpipe.errors import CampaignError
 from mailpipe.experiment import counts, decision, power, rule

@@ -5,7 +5,7 @@ The settings refuse a shared configuration set by themselves. Domains are compar
 
 from __future__ import annotations
 
-from mailpipe import address, campaign
+from mailpipe import address, campaign, campaign_file
 from mailpipe.db import Connection
 from mailpipe.errors import CampaignError, SettingsError
 from mailpipe.settings import Settings, transactional_sender
@@ -38,7 +38,7 @@ def _marketing(connection: Connection, config: Settings) -> list[tuple[str, str]
     found = [(f"campaign {one.key}", one.spec.sender) for one in live]
     for path in sorted((config.home / "assets" / "campaigns").glob("*.yaml")):
         try:
-            found.append((str(path), campaign.read_file(path).sender))
+            found.append((str(path), campaign_file.read_file(path).sender))
         except CampaignError:
             # It cannot be used as it is; whoever makes it a campaign meets the same rule.
             continue

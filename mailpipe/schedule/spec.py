@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 import yaml
 
-from mailpipe import campaign
-from mailpipe.campaign import Spec
+from mailpipe import campaign_file
+from mailpipe.campaign_file import Spec
 from mailpipe.errors import ScheduleError, of_fields
 from mailpipe.schedule import cron, zones
 from mailpipe.schedule.cron import Cron, Fire
@@ -140,7 +140,7 @@ class ScheduleSpec(pydantic.BaseModel):
             after = self.campaign.get("expires_after")
             if fire.at < now and after is not None:
                 fields |= {"expires_after": None, "expires_at": fire.at + timedelta(seconds=after)}
-        return campaign.parse(fields, where=f"schedule {self.key}")
+        return campaign_file.parse(fields, where=f"schedule {self.key}")
 
 
 def name(key: str, fire: Fire) -> str:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from mailpipe import campaign
+from mailpipe import campaign, campaign_file
 from mailpipe.db import Connection, Database
 from mailpipe.errors import CampaignError, CronError, ScheduleError, SegmentError, TemplateError, UserError, ZoneError
 from mailpipe.schedule import fire, overview, recurring, window
@@ -122,7 +122,7 @@ class _Api:
 
     def _once(self, connection: Connection, asked: forms.Asked, author: str) -> Place:
         spec = forms.checked(
-            campaign.Spec,
+            campaign_file.Spec,
             {**asked.data, **forms.when(asked.time, asked.timezone)},
             own=("due_at", "send_at", "timezone"),
         )

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from mailpipe import campaign, db, embedded_postgres, report, settings, snapshot, stand_in
+from mailpipe import campaign, campaign_file, db, embedded_postgres, report, settings, snapshot, stand_in
 from mailpipe.db import Database
 from mailpipe.ses import client
 from mailpipe.settings import Settings
@@ -168,7 +168,7 @@ def test_killed_it_takes_dagster_with_it(dev: Dev) -> None:
 
 def _ready_campaign(dev: Dev, database: Database) -> str:
     """An approved campaign to the small audience that `dev` made, slow enough to be met in the middle."""
-    spec = campaign.parse(
+    spec = campaign_file.parse(
         {
             "key": "slow",
             "segment": "active_opted_in",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from mailpipe import campaign
+from mailpipe import campaign, campaign_file
 from mailpipe.cli import main
 from mailpipe.db import Connection, Database
 from mailpipe.errors import CampaignError
@@ -193,7 +193,7 @@ def test_the_plan_is_told_before_it_is_launched(scene: World) -> None:
     scene.people(400)
     taken, people = plan(scene)
     by_label = Counter(label for *_, label in people)
-    told = "\n".join(timing.told(campaign.parse(SPEC, where=""), taken.timing, taken.excluded))
+    told = "\n".join(timing.told(campaign_file.parse(SPEC, where=""), taken.timing, taken.excluded))
     assert f"{by_label['optimised']} recipients at their own hour, {by_label['control']} at 10:00" in told
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mailpipe import campaign, snapshot, suppression
+from mailpipe import campaign_file, snapshot, suppression
 from mailpipe.errors import SegmentError, SnapshotError
 from mailpipe.send import End
 from tests.support import World, wait_for
@@ -465,7 +465,7 @@ def test_chunks_carry_the_due_time_of_the_campaign(open_to_all: World) -> None:
         {"key": key},
     )
     assert due == [(True,)]
-    assert campaign.Spec.model_fields["due_at"].description
+    assert campaign_file.Spec.model_fields["due_at"].description
 
 
 def test_the_segment_sees_the_due_time_as_now(scene: World, tmp_path: Path) -> None:

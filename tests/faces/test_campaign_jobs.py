@@ -8,7 +8,7 @@ import pytest
 from dagster import AssetCheckEvaluation
 
 from jobs.campaign import form
-from mailpipe.campaign import Spec
+from mailpipe.campaign_file import Spec
 from tests.faces.conftest import Faces
 
 FIELDS = {

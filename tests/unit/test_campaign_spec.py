@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mailpipe import address
-from mailpipe.campaign import Spec, parse, read_file
+from mailpipe.campaign_file import Spec, parse, read_file
 from mailpipe.errors import CampaignError
 from mailpipe.schedule.when import parse_duration
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mailpipe.campaign import Spec, parse
+from mailpipe.campaign_file import Spec, parse
 from mailpipe.errors import CampaignError
 
 LEAST: dict[str, Any] = {"key": "sorry", "template": "sorry", "sender": "Shop <news@mail.example.com>"}

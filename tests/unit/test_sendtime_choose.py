@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailpipe import campaign
+from mailpipe import campaign_file
 from mailpipe.engagement.rule import HOURS
 from mailpipe.errors import CampaignError
 from mailpipe.schedule import zones
@@ -162,4 +162,4 @@ def test_one_run_an_hour_is_launched_where_people_are_due_every_five_minutes() -
 def test_what_contradicts_itself_is_refused_in_words(fields: dict[str, Any], words: str) -> None:
     content = {"key": "x", "segment": "s", "template": "t", "sender": "Shop <news@mail.example.com>", **fields}
     with pytest.raises(CampaignError, match=words):
-        campaign.parse(content, where="file")
+        campaign_file.parse(content, where="file")
