@@ -548,14 +548,19 @@ def test_the_effect_of_a_campaign_is_seen_by_those_who_were_held_out(scene: Worl
     key = scene.ready(holdout=0.2)
     assert "once MAILPIPE_ORDERS is set" in run("campaign", "experiment", key).output
     scene.send(key)
-    scene.execute("CREATE TABLE bought AS SELECT CAST(i AS text) AS id, now() AS at FROM generate_series(1, 500) i")
+    scene.execute(
+        "CREATE TABLE bought AS SELECT user_id AS id, now() AS at FROM mailpipe.recipient WHERE campaign_id = %(id)s AND seq <= 400"
+        " UNION ALL SELECT person_id, now() FROM (SELECT * FROM mailpipe.holdout WHERE campaign_id = %(id)s LIMIT 40) AS some",
+        {"id": scene.campaign(key).campaign_id},
+    )
     config = scene.with_settings(orders="SELECT id AS user_id, at AS ordered_at FROM bought")
     with scene.database.connection() as connection:
         assert look.effect(connection, scene.settings, key) is None
         found = look.effect(connection, config, key)
     assert found is not None and found.difference is not None
-    assert (found.mailed, found.held_out, found.mailed_buyers + found.held_out_buyers) == (800, 200, 500)
-    assert found.difference[1] < 0 < found.difference[2]
+    assert (found.mailed, found.held_out, found.mailed_buyers, found.held_out_buyers) == (800, 200, 400, 40)
+    difference, least, most = found.difference
+    assert (difference, 0.2 < least < difference < most < 0.4) == (pytest.approx(0.3), True)
     shown = run("campaign", "experiment", key, env_more={"MAILPIPE_ORDERS": config.orders})
     assert "of 800 who were mailed" in shown.output
     scene.execute("DROP TABLE bought")
