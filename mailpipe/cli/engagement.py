@@ -14,6 +14,8 @@ from mailpipe.engagement import days, intake, look
 from mailpipe.engagement import fold as folding
 from mailpipe.schedule import zones
 
+_NEXT = "next: mailpipe engagement hours --refresh (in Dagster, send_hours), so that the hours of people follow"
+
 
 @click.group(epilog="Example: mailpipe engagement summary --json")
 def command() -> None:
@@ -52,6 +54,7 @@ def bring(file: Path | None, sql: str | None, zone: str, as_json: bool) -> None:
             f"{done.rows:,} rows of {done.people:,} people: {done.events:,} reactions counted, {done.machines:,} rows of machines"
             " weigh nothing"
         )
+        click.echo(_NEXT)
 
 
 @command.command(epilog="Example: mailpipe engagement fold")
@@ -74,8 +77,8 @@ def fold(day: datetime | None, as_json: bool) -> None:
         click.echo(
             f"{one.day}: {one.mails:,} mails to {one.people:,} people, {one.opens:,} opened, {one.clicks:,} clicked, {was}"
         )
-    if not done and not as_json:
-        click.echo("no day waits to be folded")
+    if not as_json:
+        click.echo(_NEXT if done else "no day waits to be folded")
 
 
 @command.command("show", epilog="Example: mailpipe engagement show 4711")

@@ -38,7 +38,8 @@ def mailpipe(database: Database, tmp_path: Path) -> Mailpipe:
 def test_a_history_comes_in_and_people_are_known(mailpipe: Mailpipe, tmp_path: Path) -> None:
     file = tmp_path / "opens.csv"
     file.write_text("\ufeffUser ID;Event;Opened At;Tz\n7;open;2026-01-05 08:30;Asia/Tokyo\n8;click;2026-01-05 09:00;\n")
-    assert "2 rows of 2 people: 2 reactions counted" in mailpipe("import", str(file)).stdout
+    told = mailpipe("import", str(file)).stdout
+    assert "2 rows of 2 people: 2 reactions counted" in told and "next: mailpipe engagement hours --refresh" in told
     assert "nothing changed" in mailpipe("import", str(file)).stdout
     shown = mailpipe("show", "7").stdout
     assert "Asia/Tokyo" in shown and "17" in shown
