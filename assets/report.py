@@ -14,7 +14,7 @@ from assets.snapshot import GROUP
 from mailpipe import breaker, campaign, invariant, report, snapshot
 from mailpipe.db import Connection
 from mailpipe.experiment import counts, look
-from mailpipe.experiment.look import Look
+from mailpipe.experiment.look import Effect, Look
 from mailpipe.experiment.rule import RATIO_ALARM, sample_ratio
 from mailpipe.feedback import summary
 from mailpipe.sendtime import uplift
@@ -42,6 +42,8 @@ def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResourc
         spam = breaker.postmaster(connection, found.spec.sender_domain)
         gained = uplift.of(connection, found.key) if found.spec.mode == "optimised" else None
         experiment = look.look(connection, load_settings(), found.key) if found.spec.experiment else None
+        held_out = look.held_out(connection, found.campaign_id) if found.spec.holdout else None
+        effect = look.effect(connection, load_settings(), found.key) if found.spec.holdout else None
         parts = standing.standings(connection, found.campaign_id) if found.spec.in_waves else []
     context.log.info(f"campaign {now.campaign} is {now.state}: {now.sent} of {now.total} sent")
     metadata: dict[str, Any] = {
@@ -83,6 +85,10 @@ def campaign_report(context: dg.AssetExecutionContext, database: DatabaseResourc
         metadata["eta_minutes"] = now.eta_minutes
     if experiment is not None:
         metadata |= of_experiment(experiment)
+    if held_out is not None:
+        metadata["held_out"] = held_out
+    if effect is not None:
+        metadata |= _of_holdout(effect)
     return dg.MaterializeResult(metadata=metadata)
 
 
@@ -114,6 +120,14 @@ def of_experiment(found: Look) -> dict[str, Any]:
             "experiment_outcome": found.decision.outcome,
             "experiment_reason": found.decision.reason,
         }
+    return made
+
+
+def _of_holdout(effect: Effect) -> dict[str, Any]:
+    """What the campaign has done, by those whom it left out: shares of buyers, their difference and its interval of 95 %."""
+    made: dict[str, Any] = {"buyers_mailed": effect.mailed_buyers, "buyers_held_out": effect.held_out_buyers}
+    if effect.difference is not None:
+        made |= dict(zip(("effect", "effect_low", "effect_high"), effect.difference, strict=True))
     return made
 
 

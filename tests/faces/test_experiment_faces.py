@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import dagster as dg
+from typing import Any, cast
 
+import dagster as dg
+import pytest
+
+from assets.report import campaign_report
+from assets.resources import DatabaseResource
 from mailpipe.experiment.decision import Ticked
 from mailpipe.send import End
 from sensors.experiments import experiments, told
@@ -34,6 +39,24 @@ def test_a_sensor_decides_and_the_report_shows_the_arms(faces: Faces) -> None:
     assert float(str(made.metadata["chance_question"].value)) > 0.99
     checks = {one.check_name: one.passed for one in done.get_asset_check_evaluations()}
     assert checks["arms_are_comparable"]
+
+
+def test_the_report_shows_who_was_held_out_and_what_the_mail_did(faces: Faces, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = faces.world
+    world.people(200)
+    key = world.ready(holdout=0.1)
+    world.send(key)
+
+    def report() -> dict[str, object]:
+        with dg.build_asset_context(partition_key=key) as context:
+            made = cast(dg.MaterializeResult[Any], campaign_report(context, database=DatabaseResource()))
+        return dict(made.metadata or {})
+
+    metadata = report()
+    assert metadata["held_out"] == 20 and "effect" not in metadata
+    monkeypatch.setenv("MAILPIPE_ORDERS", "SELECT user_id, now() AS ordered_at FROM users")
+    metadata = report()
+    assert (metadata["buyers_mailed"], metadata["buyers_held_out"], metadata["effect"]) == (180, 20, 0)
 
 
 def test_a_person_decides_with_a_form(faces: Faces) -> None:
