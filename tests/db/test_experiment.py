@@ -550,7 +550,7 @@ def test_the_effect_of_a_campaign_is_seen_by_those_who_were_held_out(scene: Worl
     scene.send(key)
     scene.execute(
         "CREATE TABLE bought AS SELECT user_id AS id, now() AS at FROM mailpipe.recipient WHERE campaign_id = %(id)s AND seq <= 400"
-        " UNION ALL SELECT person_id, now() FROM (SELECT * FROM mailpipe.holdout WHERE campaign_id = %(id)s LIMIT 40) AS some",
+        " UNION ALL SELECT person_id, now() FROM (SELECT * FROM mailpipe.holdout WHERE campaign_id = %(id)s LIMIT 40) AS first",
         {"id": scene.campaign(key).campaign_id},
     )
     config = scene.with_settings(orders="SELECT id AS user_id, at AS ordered_at FROM bought")

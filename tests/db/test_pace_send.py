@@ -133,7 +133,8 @@ def test_a_limit_of_calls_that_nobody_knows_is_found_while_the_campaign_goes_on(
     assert burned == [(0,)], "nobody failed, and no attempt was counted"
     with scene.database.connection() as connection:
         limits = pace.read(connection)
-        assert limits.call_rate is not None and 2 < limits.call_rate < 4.2
+        # Halved at each refusal; on a machine that makes its calls late one of them is enough.
+        assert limits.call_rate is not None and 2 < limits.call_rate < 6.5
         assert limits.call_size == 50 and limits.ease == 1, "the rate by recipients is another limit"
         connection.execute("UPDATE mailpipe.pace SET call_rate_at = call_rate_at - interval '50 s'")
         later = pace.read(connection).call_rate
