@@ -228,6 +228,9 @@ class Spec(When):
         return value
 
 
+_PARTS = ("experiment", "warmup", "waves", "holdout", "mode")
+
+
 def read_file(path: Path) -> Spec:
     """Read and check a campaign file.
 
@@ -246,6 +249,9 @@ def read_file(path: Path) -> Spec:
         raise CampaignError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
     if not isinstance(content, dict):
         raise CampaignError(f"{path}: expected fields such as `key:`, `segment:` and `template:`")
+    # What was begun and not filled in is no wish to go without: a warm-up that is empty would mail everybody at once.
+    if begun := [name for name in _PARTS if name in content and content[name] is None]:
+        raise CampaignError("\n".join(f"{path}: {name}: is empty; fill it in, or leave it out" for name in begun))
     return parse(content, where=str(path))
 
 

@@ -64,6 +64,10 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("", r"sale\.yaml: expected fields such as"),
         ("key: x", r"sale\.yaml: template: is missing"),
         ("key: x\ntemplate: y\nsender: a@example.com", r"sale\.yaml: file: give either segment, or audience"),
+        (
+            "key: x\nsegment: a\ntemplate: y\nsender: a@example.com\nwarmup:\nexperiment:",
+            r"sale\.yaml: experiment: is empty; fill it in, or leave it out\n.*sale\.yaml: warmup: is empty",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path: Path, content: str, told: str) -> None:
