@@ -33,9 +33,10 @@ def of_field(item: Mapping[str, Any]) -> str:
             return "is missing"
         case "string_pattern_mismatch" if words := _in_words(str(item["ctx"]["pattern"])):
             return words
-        case "model_type" | "model_attributes_type" | "dict_type":
+        # Of JSON it is said in JSON's words already: an object, an array.
+        case "model_type" | "model_attributes_type" | "dict_type" if "dictionary" in item["msg"]:
             return "expected fields, as `name: value`"
-        case "tuple_type" | "list_type":
+        case "tuple_type" | "list_type" if "array" not in item["msg"]:
             return "expected a list, as [a, b]"
         case "too_short":
             return f"expected at least {item['ctx']['min_length']}"
