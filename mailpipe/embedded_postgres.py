@@ -39,7 +39,7 @@ SETTINGS: Mapping[str, str] = {
     "unix_socket_permissions": "0700",
     "port": "5432",
     "max_connections": "200",
-    "shared_buffers": "256MB",
+    "shared_buffers": "512MB",
     "max_wal_size": "2GB",
     # Docker gives /dev/shm 64 MB: with the default (posix) a parallel query fails there.
     "dynamic_shared_memory_type": "mmap",

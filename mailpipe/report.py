@@ -23,7 +23,7 @@ QUERIES = queries.beside(__file__)
 @dataclass(frozen=True)
 class Progress:
     """People by state (they add up to `total`), and the pace. `rate_per_second` is what was accepted over the last 60 s of
-    recorded calls (over the last 4,000 calls if there are more); `eta_minutes` rests on it and is None while nothing moves.
+    recorded calls (over the last 2,000 calls if there are more); `eta_minutes` rests on it and is None while nothing moves.
     `waiting` says for what, and until when; then the wait and the limits count too."""
 
     campaign: str

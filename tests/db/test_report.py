@@ -265,7 +265,7 @@ class TestProgress:
         key = scene.ready()
         scene.execute(
             "INSERT INTO mailpipe.call (campaign_id, chunk_no, no, at, seconds, positions, accepted, message_ids)"
-            " SELECT %(id)s, 0, n, now() - n * interval '5 ms' - greatest(n - 4000, 0) * interval '15 ms', 0.1, B'1', 1,"
+            " SELECT %(id)s, 0, n, now() - n * interval '5 ms' - greatest(n - 2000, 0) * interval '15 ms', 0.1, B'1', 1,"
             " decode(repeat('00', 24), 'hex') FROM generate_series(1, 5000) AS n",
             {"id": scene.campaign(key).campaign_id},
         )
