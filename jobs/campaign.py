@@ -1,4 +1,4 @@
-"""A campaign's moves, each a job with a form: create, approve, pause, resume, cancel, and the decision of an experiment."""
+"""A campaign's moves, each a job with a form: create, approve, pause, resume, cancel; a person's word on an experiment or a gate."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -16,6 +16,7 @@ from mailpipe import campaign, campaign_file
 from mailpipe.campaign import Campaign
 from mailpipe.campaign_file import Spec
 from mailpipe.experiment import decision
+from mailpipe.waves import advance
 
 _AUTHOR = "Your name. Somebody else has to approve the campaign."
 
@@ -91,6 +92,14 @@ class DecideConfig(StopConfig):
     variant: str = Field(description="The variant that goes to the people who wait, whatever the numbers say")
 
 
+class GateConfig(StopConfig):
+    """Who lets the next wave or day of which campaign go, or holds it, and why."""
+
+    go: bool = Field(
+        description="On: the next part goes when it is planned, whatever the rates are. Off: nobody goes until somebody lets them."
+    )
+
+
 @dg.op(tags={"kind": "ses"})
 def approve(
     context: dg.OpExecutionContext, config: ApproveConfig, database: DatabaseResource, ses: SesResource
@@ -137,6 +146,15 @@ def decide(context: dg.OpExecutionContext, config: DecideConfig, database: Datab
     context.log.info(f"campaign {config.campaign}: {made.winner} goes to {made.released} people")
 
 
+@dg.op(tags={"kind": "postgres"})
+def judge(context: dg.OpExecutionContext, config: GateConfig, database: DatabaseResource) -> None:
+    """Open or hold the gate before the next wave or day by a person's word."""
+    verdict: Literal["pass", "hold"] = "pass" if config.go else "hold"
+    with explained(), database.connection() as connection:
+        gate = advance.decide(connection, config.campaign, verdict, actor=config.actor, reason=config.reason)
+    context.log.info(f"campaign {config.campaign}: {gate.text}")
+
+
 def _say(context: dg.OpExecutionContext, moved: Campaign) -> None:
     context.log.info(
         f"campaign {moved.key} is {moved.state}" + (f": {moved.state_reason}" if moved.state_reason else "")
@@ -179,4 +197,20 @@ def decide_experiment() -> None:
     decide()
 
 
-JOBS = [create_campaign, approve_campaign, pause_campaign, resume_campaign, cancel_campaign, decide_experiment]
+@dg.job(
+    description="Let the next wave or warm-up day of a campaign go, or hold it. Without it the gate is judged by what SES tells.",
+    owners=OWNERS,
+)
+def judge_gate() -> None:
+    judge()
+
+
+JOBS = [
+    create_campaign,
+    approve_campaign,
+    pause_campaign,
+    resume_campaign,
+    cancel_campaign,
+    decide_experiment,
+    judge_gate,
+]

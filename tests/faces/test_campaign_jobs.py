@@ -168,6 +168,14 @@ def test_a_warm_up_is_planned_in_the_form_and_shown_day_by_day(faces: Faces) -> 
     (event,) = faces.run("report", partition_key=key).get_asset_materialization_events()
     metadata = event.materialization.metadata
     assert (metadata["waves_gone"].value, metadata["waves_to_come"].value) == (1, 2)
+    form = {"campaign": key, "actor": "ana", "reason": "Postmaster Tools is not seen yet"}
+    for go in (False, True):
+        assert faces.run("judge_gate", {**form, "go": go}).success
+    verdicts = faces.world.execute(
+        "SELECT action FROM mailpipe.audit WHERE campaign_id = %(id)s AND action LIKE 'gate %%' ORDER BY audit_id",
+        {"id": faces.world.campaign(key).campaign_id},
+    )
+    assert verdicts == [("gate hold",), ("gate pass",)]
 
 
 def test_a_correction_is_created_in_the_form(faces: Faces) -> None:

@@ -25,6 +25,7 @@ JOBS = [
     "cancel_campaign",
     "create_campaign",
     "decide_experiment",
+    "judge_gate",
     "learn_engagement",
     "pause_campaign",
     "reconcile",
