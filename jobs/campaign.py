@@ -1,4 +1,4 @@
-"""A campaign's moves, each a job with a form: create, approve, pause, resume, cancel; a person's word on an experiment or a gate."""
+"""A campaign's moves, each a job with a form: create, approve, pause, resume, cancel; someone's word on an experiment or a gate."""
 
 from collections.abc import Mapping
 from datetime import datetime
