@@ -11,11 +11,10 @@ from assets.metadata import table
 from assets.partitions import CAMPAIGNS, OWNERS
 from assets.resources import DatabaseResource, load_settings
 from assets.snapshot import GROUP
-from mailpipe import breaker, campaign, invariant, report, snapshot
+from mailpipe import breaker, campaign, invariant, report
 from mailpipe.db import Connection
 from mailpipe.experiment import counts, look
 from mailpipe.experiment.look import Effect, Look
-from mailpipe.experiment.rule import RATIO_ALARM, sample_ratio
 from mailpipe.feedback import summary
 from mailpipe.sendtime import uplift
 from mailpipe.waves import standing
@@ -131,14 +130,6 @@ def _of_holdout(effect: Effect) -> dict[str, Any]:
     return made
 
 
-def _lost_unequally(connection: Connection, key: str) -> int:
-    found = campaign.get(connection, key)
-    if found.spec.experiment is None or snapshot.get(connection, found.campaign_id) is None:
-        return 0
-    arms = counts.reached(connection, found)
-    return sum(arm.assigned for arm in arms) if sample_ratio(arms) < RATIO_ALARM else 0
-
-
 def _uplift(gained: uplift.Uplift) -> dict[str, Any]:
     """What people's own hours have brought: in words, and as numbers to plot where there are enough."""
     metadata: dict[str, Any] = {
@@ -212,7 +203,7 @@ CHECKS = [
     checks.build(
         "campaign_report",
         "arms_are_comparable",
-        _lost_unequally,
+        counts.unequal,
         "The arms of an experiment reached the same part of their people (chi-square, p of at least 0.001); otherwise something"
         " treats them differently, and their rates say nothing.",
     ),

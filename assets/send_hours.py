@@ -11,7 +11,7 @@ from assets.failure import explained
 from assets.metadata import Metadata, moment, table
 from assets.partitions import OWNERS
 from assets.resources import DatabaseResource
-from mailpipe import campaign
+from mailpipe import bars, campaign
 from mailpipe.engagement.rule import HOURS
 from mailpipe.schedule import timing
 from mailpipe.snapshot import Snapshot
@@ -85,13 +85,8 @@ def plan_of(found: campaign.Campaign, taken: Snapshot) -> Metadata:
 
 def _bars(people: Mapping[Any, int]) -> str:
     """People by hours, as a drawing."""
-    most = max([*people.values(), 1])
-    lines = [
-        f"{hour if isinstance(hour, str) else f'{hour:02}'} {'█' * round(40 * number / most)} {number:,}"
-        for hour, number in people.items()
-        if number
-    ]
-    return "```\n" + "\n".join(lines or ["nobody yet"]) + "\n```"
+    rows = [(hour if isinstance(hour, str) else f"{hour:02}", number) for hour, number in people.items() if number]
+    return "\n".join(["```", *(bars.plot(rows) or ["nobody yet"]), "```"])
 
 
 @dg.asset_check(asset=NAME, description="Everybody of whom engagement is known has an hour, made of its last fold.")

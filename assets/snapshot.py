@@ -10,7 +10,7 @@ from assets.failure import explained
 from assets.metadata import moment, table
 from assets.partitions import CAMPAIGNS, OWNERS
 from assets.resources import DatabaseResource, load_settings
-from mailpipe import campaign, invariant, ledger
+from mailpipe import bars, campaign, invariant, ledger
 from mailpipe import snapshot as snapshots
 from mailpipe.errors import TemplateError
 from mailpipe.experiment import letters as writing
@@ -50,10 +50,10 @@ def snapshot(context: dg.AssetExecutionContext, database: DatabaseResource) -> d
     waves = plans.planned(taken.timing)
     plan: dict[str, Any] = {}
     if waves:
-        bars = plans.plot([(row["part"], row["people"]) for row in waves])
+        drawn = bars.plot([(row["part"], row["people"]) for row in waves])
         plan = {
             "waves": table(waves, {name: _COLUMNS.get(name, str) for name in waves[0]}),
-            "waves_plot": dg.MetadataValue.md("\n".join([*plans.told(taken.timing), "", "```", *bars, "```"])),
+            "waves_plot": dg.MetadataValue.md("\n".join([*plans.told(taken.timing), "", "```", *drawn, "```"])),
             "waves_parts": len(waves),
             "done_at": moment(datetime.fromisoformat(taken.timing["waves"]["stages"][-1]["at"])),
             **{f"people_{row['part'].replace(':', '_')}": row["people"] for row in waves},

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-import yaml
 
-from mailpipe import adapters, address
+from mailpipe import adapters, address, yaml_file
 from mailpipe.earlier import Earlier
 from mailpipe.errors import CampaignError, of_fields
 from mailpipe.experiment.spec import Experiment
@@ -237,22 +236,16 @@ def read_file(path: Path) -> Spec:
     Raises:
         CampaignError: the file cannot be read or a field is wrong; the text names file and fields.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CampaignError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise CampaignError(f"{path}: cannot be read: it is no UTF-8 text") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise CampaignError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
-    if not isinstance(content, dict):
-        raise CampaignError(f"{path}: expected fields such as `key:`, `segment:` and `template:`")
-    # What was begun and not filled in is no wish to go without: a warm-up that is empty would mail everybody at once.
-    if begun := [name for name in _PARTS if name in content and content[name] is None]:
+    content = yaml_file.read(path, CampaignError, example="`key:`, `segment:` and `template:`")
+    if begun := unfilled(content):
         raise CampaignError("\n".join(f"{path}: {name}: is empty; fill it in, or leave it out" for name in begun))
     return parse(content, where=str(path))
+
+
+def unfilled(content: Mapping[str, Any]) -> list[str]:
+    """Fields of a file that were begun and not filled in, which is no wish to go without: an empty warm-up would mail everybody at
+    once."""
+    return [name for name in _PARTS if name in content and content[name] is None]
 
 
 def parse(content: Mapping[str, Any], *, where: str) -> Spec:

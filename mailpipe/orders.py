@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 
 import psycopg
 
@@ -18,15 +16,6 @@ from mailpipe.settings import Settings
 
 _TIMESTAMPTZ = 1184
 _PARAMETER = re.compile(r"(?<![:\w']):[a-z_]")
-
-
-@dataclass(frozen=True)
-class Buyers:
-    """People who bought after a click on a link of one campaign, and their orders; `variant` is that of the link, if it had one."""
-
-    variant: str | None
-    people: int
-    orders: int
 
 
 def relation(connection: Connection, settings: Settings) -> str | None:
@@ -71,24 +60,3 @@ def checked(connection: Connection, query: str, name: str, *, at: str, optional:
     columns = ["CAST(q.user_id AS text) AS user_id", f"q.{at} AS {at}"]
     columns += [f"{value} AS {column}" for value, column in zip(others, optional, strict=True)]
     return f"SELECT {', '.join(columns)} FROM ({query}\n) AS q WHERE q.user_id IS NOT NULL AND q.{at} IS NOT NULL"
-
-
-def by_variant(
-    connection: Connection, settings: Settings, campaign: str, *, since: datetime, until: datetime
-) -> list[Buyers]:
-    """Who bought in a span of time [since, until) through the links of a campaign, by the variant that the link named.
-
-    Raises:
-        OrdersError: there is no query, it cannot be used, or it does not tell the campaign.
-    """
-    orders = relation(connection, settings)
-    if orders is None:
-        raise OrdersError("MAILPIPE_ORDERS: not set. Give a query with user_id, ordered_at, campaign and variant")
-    rows = connection.execute(
-        queries.to_psycopg(
-            f"SELECT variant, count(DISTINCT user_id), count(*) FROM ({orders}) AS o"
-            " WHERE ordered_at >= :since AND ordered_at < :until AND campaign = :campaign GROUP BY variant ORDER BY variant"
-        ),
-        {"since": since, "until": until, "campaign": campaign},
-    ).fetchall()
-    return [Buyers(*row) for row in rows]

@@ -10,7 +10,7 @@ import click
 import psycopg
 from rich.console import Group
 
-from mailpipe import campaign, campaign_file, kill_switch, plan, report, send, snapshot, stand_in
+from mailpipe import bars, campaign, campaign_file, kill_switch, plan, report, send, snapshot, stand_in
 from mailpipe.cli import (
     campaign_experiment,
     campaign_feedback,
@@ -230,7 +230,7 @@ def _waves(kept: dict[str, Any]) -> Group:
     if rows[0]["cap"] is None:
         columns = [name for name in columns if name not in ("cap", "others")]
     shown = table([name.replace("_", " ") for name in columns], [[row[name] for name in columns] for row in rows])
-    return Group("", shown, "", *waves.plot([(row["part"], row["people"]) for row in rows]))
+    return Group("", shown, "", *bars.plot([(row["part"], row["people"]) for row in rows]))
 
 
 def _switched(config: Settings, to: str, provider: bool) -> str:

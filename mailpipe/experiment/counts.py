@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 
 from psycopg.rows import class_row
 
-from mailpipe import orders
+from mailpipe import campaign, orders
 from mailpipe.campaign import Campaign
 from mailpipe.db import Connection, queries
 from mailpipe.errors import OrdersError
-from mailpipe.experiment.rule import Arm
+from mailpipe.experiment.rule import RATIO_ALARM, Arm, sample_ratio
 from mailpipe.experiment.spec import Experiment
 from mailpipe.feedback import machine
 from mailpipe.feedback.machine import Visit
@@ -85,3 +85,13 @@ def _is_early(visit: Visit, within: int | None) -> bool:
     if within is None or visit.delivered_at is None:
         return True
     return visit.at - visit.delivered_at <= timedelta(seconds=within)
+
+
+def unequal(connection: Connection, key: str) -> int:
+    """People of an experiment whose arms reached parts of theirs that differ too much for chance; 0: it can be compared, or there
+    is none."""
+    found = campaign.get(connection, key)
+    if found.spec.experiment is None:
+        return 0
+    found_arms = reached(connection, found)
+    return sum(arm.assigned for arm in found_arms) if found_arms and sample_ratio(found_arms) < RATIO_ALARM else 0

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-import yaml
 
-from mailpipe import campaign_file
+from mailpipe import campaign_file, yaml_file
 from mailpipe.campaign_file import Spec
 from mailpipe.errors import ScheduleError, of_fields
 from mailpipe.schedule import cron, zones
@@ -154,18 +153,12 @@ def read_file(path: Path) -> ScheduleSpec:
     Raises:
         ScheduleError: the file cannot be read or a field is wrong; the text names file and fields.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ScheduleError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ScheduleError(f"{path}: cannot be read: it is no UTF-8 text") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise ScheduleError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
-    if not isinstance(content, dict):
-        raise ScheduleError(f"{path}: expected fields such as `key:`, `cron:` and `campaign:`")
+    content = yaml_file.read(path, ScheduleError, example="`key:`, `cron:` and `campaign:`")
+    about = content.get("campaign")
+    if begun := campaign_file.unfilled(about) if isinstance(about, dict) else []:
+        raise ScheduleError(
+            "\n".join(f"{path}: campaign.{name}: is empty; fill it in, or leave it out" for name in begun)
+        )
     return parse(content, where=str(path))
 
 

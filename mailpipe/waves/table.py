@@ -1,4 +1,4 @@
-"""The plan of waves as people read it: sentences, rows and a plot, before the launch and while it goes. Pure."""
+"""The plan of waves as people read it: sentences and rows, before the launch and while it goes. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from mailpipe.waves.standing import Standing
-
-_WIDTH = 40
-"""Characters of the longest bar."""
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def planned(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -51,13 +47,6 @@ def told(kept: Mapping[str, Any]) -> list[str]:
     return [f"{what}; ramp {plan['ramp']} from its day {plan['start_day']} on, days of {plan['timezone']}"]
 
 
-def plot(rows: Sequence[tuple[str, int]]) -> list[str]:
-    """Bars of people, a line each."""
-    most = max((people for _, people in rows), default=0)
-    width = max((len(name) for name, _ in rows), default=0)
-    return [f"{name:<{width}} {_bar(people, most):<{_WIDTH}} {people:>9,}" for name, people in rows]
-
-
 def going(parts: Sequence[Standing], zone: str = "UTC") -> list[dict[str, Any]]:
     """A row for each part as it is planned now, and as far as it went."""
     return [
@@ -76,8 +65,3 @@ def going(parts: Sequence[Standing], zone: str = "UTC") -> list[dict[str, Any]]:
 
 def written(at: str, zone: str) -> str:
     return f"{datetime.fromisoformat(at).astimezone(ZoneInfo(zone)):%Y-%m-%d %H:%M}"
-
-
-def _bar(people: int, most: int) -> str:
-    eighths = round(people / most * _WIDTH * 8) if most else 0
-    return "█" * (eighths // 8) + _EIGHTHS[max(eighths % 8, 0 if eighths or not people else 1)].strip()

@@ -63,6 +63,13 @@ def test_a_broken_file_says_where(tmp_path: Path) -> None:
         read_file(tmp_path / "none.yaml")
 
 
+def test_a_part_of_its_campaign_that_was_begun_and_not_filled_in_is_refused(tmp_path: Path) -> None:
+    """An empty warm-up would mail everybody at each fire."""
+    (tmp_path / "weekly.yaml").write_text("key: weekly\ncron: 0 9 * * 1\ncampaign:\n  segment: everybody\n  warmup:\n")
+    with pytest.raises(ScheduleError, match=r"weekly\.yaml: campaign\.warmup: is empty; fill it in, or leave it out"):
+        read_file(tmp_path / "weekly.yaml")
+
+
 def test_the_shipped_examples_are_the_three_that_everybody_asks_for() -> None:
     folder = Path(__file__).parents[2] / "assets" / "schedules"
     words = {}
