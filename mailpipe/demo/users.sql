@@ -157,6 +157,8 @@ FROM (
 
 -- name: finish
 ALTER TABLE public.users ADD PRIMARY KEY (user_id);
+-- Who may be mailed is asked again before each call, and answered from this index alone.
+CREATE INDEX users_mailable ON public.users (user_id) WHERE is_active AND marketing_opt_in;
 ANALYZE public.users;
 
 -- name: suppress
