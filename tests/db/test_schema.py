@@ -43,7 +43,7 @@ CHANGES = [
     "ALTER TABLE mailpipe.chunk ALTER COLUMN calls TYPE bigint",
     "ALTER TABLE mailpipe.chunk ALTER COLUMN owner SET DEFAULT 'me'",
     "ALTER TABLE mailpipe.snapshot ALTER COLUMN excluded DROP NOT NULL",
-    "ALTER TABLE mailpipe.chunk DROP CONSTRAINT chunk_check",
+    "ALTER TABLE mailpipe.chunk DROP CONSTRAINT chunk_is_sound",
     "ALTER TABLE mailpipe.suppression DROP CONSTRAINT suppression_reason_check",
     "ALTER TABLE mailpipe.chunk RESET (fillfactor)",
     "DROP INDEX mailpipe.call_at",
