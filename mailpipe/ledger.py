@@ -11,11 +11,11 @@ import json
 from binascii import unhexlify
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import starmap
 from typing import Any
 
-from psycopg.rows import class_row, dict_row
+from psycopg.rows import dict_row
 
 from mailpipe import suppression
 from mailpipe.db import Connection, queries
@@ -34,15 +34,21 @@ _NOT_MADE = Result(Kind.AGAIN, "not_made")
 # By its own name: to reach it through its class takes longer than to compare it, and it is done fifty times a call.
 _SENT = Kind.SENT
 _NUMBERS = ["campaign_id", "chunk_no", "fence", "first_seq", "size", "no", "sent", "failed", "unknown", "first", "last"]
-_TYPES: dict[str, type] = dict.fromkeys(_NUMBERS, int) | {"took": float, "seconds": float, "message_ids": bytes}
-"""Of the parameters of an opening, those that are not text."""
+_RANGE = ["first_slice", "last_slice", "low"]
+_TYPES: dict[str, type] = dict.fromkeys(_NUMBERS + _RANGE, int) | {
+    "took": float,
+    "seconds": float,
+    "message_ids": bytes,
+}
+"""Of the parameters of a lease, an opening and a record, those that are not text."""
+_PENDING = (Kind.RETRY, Kind.AGAIN)
 _LETTERS = {Kind.SENT: "s", Kind.FAILED: "f", Kind.RETRY: "r", Kind.AGAIN: "a", Kind.UNKNOWN: "u"}
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
     """A chunk in the hands of one worker. `fence` grows with each lease: an older holder can write nothing any more.
-    `template_version` is what the campaign's people get now, `names` what their variables are called."""
+    `template_version` is what the chunk's people get now."""
 
     campaign_id: int
     chunk_no: int
@@ -53,7 +59,6 @@ class Lease:
     finished: str
     owner: str
     template_version: str
-    names: list[str]
 
     def mask(self, seqs: Sequence[int]) -> str:
         """The bits of these people, as PostgreSQL writes a bit string."""
@@ -156,24 +161,32 @@ def lease(
     low: int = 0,
 ) -> Lease | None:
     """Take the first free due chunk of these slices, from chunk `low` on; None when there is none, or nothing may be sent."""
-    with connection.cursor(row_factory=class_row(Lease)) as cursor:
-        return cursor.execute(
-            QUERIES["lease"],
-            {
-                "campaign_id": campaign_id,
-                "first_slice": slices[0],
-                "last_slice": slices[1],
-                "owner": owner,
-                "seconds": seconds,
-                "low": low,
-            },
-        ).fetchone()
+    row = _prepared("lease").first(
+        connection,
+        {
+            "campaign_id": campaign_id,
+            "first_slice": slices[0],
+            "last_slice": slices[1],
+            "owner": owner,
+            "seconds": seconds,
+            "low": low,
+        },
+    )
+    if row is None:
+        return None
+    chunk_no, slice_no, first_seq, size, fence, finished, version = (
+        value.decode() for value in row if value is not None
+    )
+    numbers = int(chunk_no), int(slice_no), int(first_seq), int(size), int(fence)
+    return Lease(campaign_id, *numbers, finished, owner, version)
 
 
 def people(connection: Connection, held: Lease) -> list[Recipient]:
     """Who of a leased chunk has no final state yet, in sending order."""
     statement = QUERIES.filled("people", recipients=_recipients(held.campaign_id))
-    rows = connection.execute(statement, {**held.key, "finished": held.finished}, binary=True).fetchall()
+    rows = connection.execute(statement, held.key, binary=True).fetchall()
+    if "1" in held.finished:
+        rows = [row for row in rows if held.finished[row[0] - held.first_seq] == "0"]
     # Whose chunk nobody has had before, of them nothing is known.
     earlier = {} if held.fence == 1 else _earlier(connection, held)
     if not earlier:
@@ -262,11 +275,11 @@ def record(connection: Connection, held: Lease, answered: Answered) -> bool:
 
     An answer is never dropped: when the sweeper has already called the people `unknown`, it replaces that.
     """
-    parameters = {**held.key, **_record_parameters(held, answered), "cleared": _cleared(answered) or None}
-    row = connection.execute(QUERIES["record"], parameters).fetchone()
+    parameters = {**held.key, **_record_parameters(held, answered), "cleared": _cleared(answered)}
+    row = _prepared("record").first(connection, parameters)
     if row is None:
         _record_late(connection, answered, parameters)
-    return row is not None and row[0] == "leased"
+    return row is not None and row[0] == b"leased"
 
 
 def retract(connection: Connection, held: Lease, opened: Opened) -> None:
@@ -310,6 +323,7 @@ def renew(connection: Connection, campaign_id: int, held: Sequence[Lease], *, se
             "campaign_id": campaign_id,
             "chunks": [one.chunk_no for one in held],
             "fences": [one.fence for one in held],
+            "owners": [one.owner for one in held],
             "seconds": seconds,
         },
     ).rowcount
@@ -441,6 +455,11 @@ def _resolve(connection: Connection, name: str, campaign_id: int, seqs: Sequence
     return [row[0] for row in connection.execute(QUERIES[name], {**parameters, "chunks": chunks})]
 
 
+@cache
+def _prepared(name: str) -> Prepared:
+    return Prepared(QUERIES[name], _TYPES)
+
+
 def _recipients(campaign_id: int) -> str:
     """The table of one campaign's recipients (`snapshot` makes it)."""
     return f"mailpipe.recipient_{campaign_id:d}"
@@ -466,34 +485,43 @@ def _nothing_answered(size: int) -> dict[str, Any]:
 
 
 def _record_parameters(held: Lease, answered: Answered) -> dict[str, Any]:
-    opened, answer, tries = answered.opened, answered.answer, answered.tries
+    opened, seqs = answered.opened, answered.opened.seqs
     results = _results(answered)
     kinds = [result.kind for result in results]
-    sent = kinds.count(_SENT)
-    asked = final = held.mask(opened.seqs)
+    # By places: nearly everybody was accepted, and this is done for each call.
+    others = [i for i, kind in enumerate(kinds) if kind is not _SENT]
+    asked = final = held.mask(seqs)
+    ids = [result.message_id or "" for result in results]
+    codes = None
     exceptions: list[tuple[int, Result]] = []
-    if sent < len(kinds) or opened.attempts:
-        pairs = list(zip(opened.seqs, results, strict=True))
-        refused = [(seq, result) for seq, result in pairs if result.kind is not _SENT]
-        if back := {seq for seq, result in refused if result.kind in (Kind.RETRY, Kind.AGAIN)}:
-            final = held.mask([seq for seq in opened.seqs if seq not in back])
-        exceptions = [(seq, result) for seq, result in refused if result.kind is not Kind.AGAIN]
+    if others:
+        letters = ["s"] * len(kinds)
+        for i in others:
+            letters[i] = _LETTERS[kinds[i]]
+        codes = "".join(letters)
+        ids = [one for one, kind in zip(ids, kinds, strict=True) if kind is _SENT]
+        if back := {i for i in others if kinds[i] in _PENDING}:
+            final = held.mask([seq for i, seq in enumerate(seqs) if i not in back])
+        exceptions = [(seqs[i], results[i]) for i in others if kinds[i] is not Kind.AGAIN]
+    if opened.attempts:
         exceptions += [
-            (seq, _resent(result)) for seq, result in pairs if seq in opened.attempts and result.kind is _SENT
+            (seq, _resent(result))
+            for seq, result in zip(seqs, results, strict=True)
+            if seq in opened.attempts and result.kind is _SENT
         ]
-    packed, text = pack_message_ids([result.message_id or "" for result in results if result.kind is _SENT])
+    packed, text = pack_message_ids(ids)
     return {
         "no": opened.no,
-        "took": answer.seconds,
+        "took": answered.answer.seconds,
         "answered": asked,
         "final": final,
-        "sent": sent,
-        "failed": kinds.count(Kind.FAILED),
-        "unknown": kinds.count(Kind.UNKNOWN),
-        "codes": None if sent == len(kinds) else "".join(["s" if kind is _SENT else _LETTERS[kind] for kind in kinds]),
+        "sent": len(ids),
+        "failed": kinds.count(Kind.FAILED) if others else 0,
+        "unknown": kinds.count(Kind.UNKNOWN) if others else 0,
+        "codes": codes,
         "message_ids": packed,
         "message_ids_text": text,
-        "exceptions": _exceptions(exceptions, tries, opened.attempts),
+        "exceptions": _exceptions(exceptions, answered.tries, opened.attempts),
     }
 
 
@@ -527,10 +555,12 @@ def _results(answered: Answered) -> Sequence[Result]:
     return [_after(result, tries.get(seq, 0)) for seq, result in pairs]
 
 
-def _cleared(answered: Answered) -> list[int]:
-    """Who was refused before and is sent now: nothing remains to be said about them."""
+def _cleared(answered: Answered) -> str | None:
+    """Who was refused before and is sent now: nothing remains to be said about them. As PostgreSQL writes an array, or None."""
+    if not answered.tries:
+        return None
     pairs = zip(answered.opened.seqs, answered.answer.results, strict=True)
-    return [seq for seq, result in pairs if result.kind is Kind.SENT and answered.tries.get(seq)]
+    return _array([str(seq) for seq, result in pairs if result.kind is Kind.SENT and answered.tries.get(seq)])
 
 
 def _lock_late(connection: Connection, parameters: dict[str, Any]) -> None:

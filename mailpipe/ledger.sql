@@ -14,24 +14,22 @@ WITH free AS (
       AND c.state = 'pending' AND c.held IS NULL AND c.due_at <= clock_timestamp()
       AND coalesce(least(c.expires_at, c.quiet_at), 'infinity') > clock_timestamp()
       AND (SELECT g.state = 'sending' FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id)
+      -- Not waited for: the first opening, whose commit is, takes it to the disk too. Under a lease that a crash of the server forgets
+      -- nobody was opened; whoever gets its fence again comes by another name, or later.
+      AND set_config('synchronous_commit', 'off', true) = 'off'
     ORDER BY c.chunk_no LIMIT 1 FOR UPDATE OF c SKIP LOCKED
 )
 UPDATE mailpipe.chunk c
 SET state = 'leased', owner = :owner, fence = c.fence + 1,
     leased_until = clock_timestamp() + make_interval(secs => :seconds)
 FROM free WHERE c.campaign_id = :campaign_id AND c.chunk_no = free.chunk_no
-RETURNING c.campaign_id, c.chunk_no, c.slice, c.first_seq, c.size, c.fence, CAST(c.finished AS text) AS finished, c.owner,
-          (SELECT {{letter}} FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id) AS template_version,
-          (SELECT s.variables FROM mailpipe.snapshot s WHERE s.campaign_id = :campaign_id) AS names;
+RETURNING c.chunk_no, c.slice, c.first_seq, c.size, c.fence, CAST(c.finished AS text) AS finished,
+          (SELECT {{letter}} FROM mailpipe.campaign g WHERE g.campaign_id = :campaign_id) AS template_version;
 
 -- name: people
--- Those of a chunk that have no final state yet. `substring`, because the server may look at the bit of somebody outside of the
--- chunk before it compares the numbers, and `get_bit` then fails. A campaign's own table instead of the partitioned one: a plan
--- that is kept would look at every campaign's.
+-- A campaign's own table instead of the partitioned one: a plan that is kept would look at every campaign's.
 SELECT seq, user_id, email, timezone, locale, variables FROM {{recipients}}
-WHERE campaign_id = :campaign_id AND seq BETWEEN :first_seq AND CAST(:first_seq AS integer) + :size - 1
-  AND substring((SELECT CAST(:finished AS bit varying)) FROM seq - :first_seq + 1 FOR 1) = B'0'
-ORDER BY seq;
+WHERE campaign_id = :campaign_id AND seq BETWEEN :first_seq AND CAST(:first_seq AS integer) + :size - 1 ORDER BY seq;
 
 -- name: earlier
 -- What is known about people of a chunk from before: refusals that count, and orders to mail them again.
@@ -64,23 +62,19 @@ excepted AS (
 -- set; the answer of the call before, if there is one, is written with it: one flush to disk instead of two. No row, and nothing
 -- is written: the lease, the fence, the campaign's state or its template is no longer what it was, and no call may be made.
 WITH refused AS MATERIALIZED (
-    SELECT seq, refusal FROM (
-        SELECT person.seq,
-               -- LIMIT, so that it stays a look-up: an EXISTS is planned as a hash of the whole list, made anew for each call.
-               -- That this stays a part of the filter below matters too: an OFFSET 0, which would keep it out of there, made the server
-               -- read all of `users` for each call.
-               -- array_position, because the index would be searched with `= ANY` too, which takes longer than to read what it finds.
-               CASE WHEN (SELECT true FROM mailpipe.suppression s
-                          WHERE s.email_key = mailpipe.email_key(person.email)
-                            AND array_position(CAST(:scopes AS text[]), s.scope) IS NOT NULL LIMIT 1)
-                    THEN 'suppressed'
-                    WHEN (SELECT true FROM mailpipe.opt_out o
-                          WHERE o.person_id = person.user_id AND array_position(CAST(:topics AS text[]), o.topic) IS NOT NULL LIMIT 1)
-                      OR ({{consent}}) IS NOT TRUE THEN 'opted_out' END AS refusal
-        FROM {{recipients}} person
-        WHERE person.campaign_id = :campaign_id AND person.seq BETWEEN :first AND :last
-    ) AS examined
-    WHERE refusal IS NOT NULL AND get_bit(CAST(:asked AS bit varying), seq - :first_seq) = 1
+    SELECT person.seq, judged.refusal FROM {{recipients}} person
+    -- OFFSET 0, so that each of these stays a look-up for one person: otherwise EXISTS is planned as a hash of the whole list, made anew
+    -- for each call. array_position, because the index would be searched with `= ANY` too, which takes longer than to read what it finds.
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN EXISTS (SELECT FROM mailpipe.suppression s
+                                 WHERE s.email_key = mailpipe.email_key(person.email)
+                                   AND array_position(CAST(:scopes AS text[]), s.scope) IS NOT NULL) THEN 'suppressed'
+                    WHEN EXISTS (SELECT FROM mailpipe.opt_out o
+                                 WHERE o.person_id = person.user_id AND array_position(CAST(:topics AS text[]), o.topic) IS NOT NULL)
+                      OR ({{consent}}) IS NOT TRUE THEN 'opted_out' END AS refusal OFFSET 0
+    ) AS judged
+    WHERE person.campaign_id = :campaign_id AND person.seq BETWEEN :first AND :last
+      AND get_bit(CAST(:asked AS bit varying), person.seq - :first_seq) = 1 AND judged.refusal IS NOT NULL
 ),
 masks AS (
     -- Bits are made for the refused alone, who are few.
@@ -124,8 +118,8 @@ settled AS (
 cleared AS (
     -- Mostly of nobody: then the table is not looked at, whichever plan was made while it was small.
     DELETE FROM mailpipe.outcome o USING settled
-    WHERE cardinality(CAST(:cleared AS integer[])) > 0
-      AND o.campaign_id = :campaign_id AND o.seq = ANY(CAST(:cleared AS integer[])) AND o.state = 'retry' AND o.attempt = 1
+    WHERE CAST(:cleared AS text) IS NOT NULL
+      AND o.campaign_id = :campaign_id AND o.seq = ANY(CAST(CAST(:cleared AS text) AS integer[])) AND o.state = 'retry' AND o.attempt = 1
 ),
 {{answered}}
 SELECT state FROM settled;
@@ -229,8 +223,8 @@ WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no AND c.fence = :fen
 -- name: renew
 -- Only what a living thread holds: a lease of which the process knows nothing (its answer was lost with the connection) runs out.
 UPDATE mailpipe.chunk c SET leased_until = clock_timestamp() + make_interval(secs => :seconds)
-FROM unnest(CAST(:chunks AS integer[]), CAST(:fences AS integer[])) AS held(chunk_no, fence)
-WHERE c.campaign_id = :campaign_id AND c.chunk_no = held.chunk_no AND c.fence = held.fence
+FROM unnest(CAST(:chunks AS integer[]), CAST(:fences AS integer[]), CAST(:owners AS text[])) AS held(chunk_no, fence, owner)
+WHERE c.campaign_id = :campaign_id AND c.chunk_no = held.chunk_no AND c.fence = held.fence AND c.owner = held.owner
   AND c.state = 'leased' AND c.leased_until > clock_timestamp();
 
 -- name: expire_leases

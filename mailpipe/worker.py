@@ -16,11 +16,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 
-from mailpipe import ledger, message, pace, provider
+from mailpipe import ledger, message, pace, provider, snapshot
 from mailpipe.adapters import entry as adapter_entry
 from mailpipe.adapters.protocol import Adapter
 from mailpipe.campaign import Campaign, published_template
@@ -114,8 +115,10 @@ class Letters:
         version = held.template_version
         if version not in self._known:
             template = published_template(connection, version)
+            taken = snapshot.get(connection, held.campaign_id)
+            assert taken is not None, "a chunk of a campaign without a snapshot"
             self._known[version] = Letter(
-                template, held.names, self._signer, campaign=self._about.key, topic=self._about.spec.topic
+                template, taken.variables, self._signer, campaign=self._about.key, topic=self._about.spec.topic
             )
         return self._known[version]
 
@@ -161,6 +164,9 @@ class _Entry(NamedTuple):
     entry: dict[str, Any]
 
 
+_SEQ = attrgetter("person.seq")
+
+
 @dataclass
 class _Chunk:
     """A leased chunk at work: batches still to be called, counted refusals by seq, an answer that is not written yet, the seconds
@@ -179,7 +185,7 @@ class _Chunk:
         first = self.todo.popleft()
         if len(first) > size:
             self.todo.appendleft(first[size:])
-        return sorted(first[:size], key=lambda one: one.person.seq)
+        return sorted(first[:size], key=_SEQ)
 
 
 @dataclass
@@ -232,7 +238,7 @@ class Worker:
         if opened is None:
             return False
         people = opened.people
-        chosen = [one for one in batch if one.person.seq in people]
+        chosen = batch if len(people) == len(batch) else [one for one in batch if one.person.seq in people]
         answer = self._call(chunk, chosen, slot) if chosen else None
         # Whom SES certainly did not take does not count for its day.
         handed = 0 if answer is None else len(chosen) - answer.count(Kind.AGAIN)

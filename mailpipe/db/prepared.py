@@ -42,23 +42,30 @@ class Prepared:
         self._name = b"mailpipe_" + hashlib.sha256(self._text).hexdigest()[:16].encode()
 
     def first(self, connection: Connection, parameters: Mapping[str, Value]) -> tuple[bytes | None, ...] | None:
-        """Run it on a connection in autocommit mode; the first row as PostgreSQL writes it, or None. Raises what
+        """Run it, in autocommit mode or in somebody's transaction; the first row as PostgreSQL writes it, or None. Raises what
         `Connection.execute` does."""
         encoding = connection.info.encoding
-        values: list[Any] = [_written(parameters[name], encoding) for name in self._names]
+        values: list[Any] = [
+            value if value is None or type(value) is bytes else str(value).encode(encoding)
+            for value in map(parameters.__getitem__, self._names)
+        ]
         with connection.lock:
-            known = _known.setdefault(connection, set())
-            if self._name not in known:
-                self._prepare(connection)
-            result = connection.pgconn.exec_prepared(self._name, values, self._formats)
-            if (
-                result.error_field(pq.DiagnosticField.SQLSTATE) == _UNKNOWN_STATEMENT
-                and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
-            ):
-                self._prepare(connection)
-                result = connection.pgconn.exec_prepared(self._name, values, self._formats)
+            result = self._execute(connection, values)
         _check(connection, result)
-        return tuple(result.get_value(0, i) for i in range(result.nfields)) if result.ntuples else None
+        return tuple([result.get_value(0, i) for i in range(result.nfields)]) if result.ntuples else None
+
+    def _execute(self, connection: Connection, values: list[Any]) -> pq.abc.PGresult:
+        server = connection.pgconn
+        if server.transaction_status != pq.TransactionStatus.IDLE:
+            # What psycopg has forgotten meanwhile would be an error that ends somebody's transaction.
+            return server.exec_params(self._text, values, self._oids, self._formats)
+        if self._name not in _known.setdefault(connection, set()):
+            self._prepare(connection)
+        result = server.exec_prepared(self._name, values, self._formats)
+        if result.error_field(pq.DiagnosticField.SQLSTATE) != _UNKNOWN_STATEMENT:
+            return result
+        self._prepare(connection)
+        return server.exec_prepared(self._name, values, self._formats)
 
     def _number(self, match: re.Match[bytes]) -> bytes:
         if match[1] is None:
@@ -71,10 +78,6 @@ class Prepared:
     def _prepare(self, connection: Connection) -> None:
         _check(connection, connection.pgconn.prepare(self._name, self._text, self._oids))
         _known[connection].add(self._name)
-
-
-def _written(value: Value, encoding: str) -> bytes | None:
-    return value if value is None or type(value) is bytes else str(value).encode(encoding)
 
 
 def _check(connection: Connection, result: pq.abc.PGresult) -> None:

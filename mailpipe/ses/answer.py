@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from botocore import exceptions as boto
@@ -60,9 +61,14 @@ class Answer:
     split: bool = False
     seconds: float = 0.0
 
+    @cached_property
+    def kinds(self) -> list[Kind]:
+        """What became of each, in the order of the entries."""
+        return [result.kind for result in self.results]
+
     def count(self, kind: Kind) -> int:
         """How many people have got this answer."""
-        return [result.kind for result in self.results].count(kind)
+        return self.kinds.count(kind)
 
 
 WHOLE_CALL = 10

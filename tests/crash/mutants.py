@@ -99,3 +99,4 @@ def _edit(name: str, old: str, new: str) -> None:
     if old not in text:
         raise LookupError(f"the mutant no longer fits the statement {name!r}: it has no {old!r}")
     ledger.QUERIES.texts[name] = text.replace(old, new)
+    ledger._prepared.cache_clear()

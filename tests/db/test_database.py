@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy.engine import URL
 
 from mailpipe import send
-from mailpipe.db import Database, steps
+from mailpipe.db import Database, Kept, steps
 from mailpipe.db.steps import Steps
 from mailpipe.errors import DatabaseUnavailable, UnsafeDatabase
 from mailpipe.send import End
@@ -57,6 +59,25 @@ def test_more_threads_than_connections_wait_for_each_other(scene: World, caplog:
     assert outcome.end is End.COMPLETE
     assert scene.keep_promises(key) == {"sent": 1_000}
     assert caplog.text == "", "waiting for a connection is no trouble"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_connection_that_was_kept_plans_for_others_as_before(scene: World, *, fails: bool) -> None:
+    database = Database(scene.database.url, pool_size=1, allow_unsafe_durability=True)
+
+    def planning() -> list[tuple[Any, ...]]:
+        with database.connection() as connection:
+            return connection.execute("SELECT name, setting FROM pg_settings ORDER BY name").fetchall()
+
+    before = planning()
+    kept = Kept(database)
+    with suppress(ZeroDivisionError), kept.use() as connection:
+        assert connection.execute("SELECT current_setting('enable_seqscan')").fetchone() == ("off",)
+        if fails:
+            raise ZeroDivisionError
+    kept.give_back()
+    assert planning() == before
+    database.close()
 
 
 CONFLICTS = {"40001": psycopg.errors.SerializationFailure, "40P01": psycopg.errors.DeadlockDetected}

@@ -220,7 +220,7 @@ class TestLease:
 
     def test_a_chunk_far_along_in_a_large_campaign_can_be_read(self, make: Any) -> None:
         table: Table = make(1)
-        far = Lease(table.campaign_id, 9, 99, 2_000_000, 500, 1, "0" * 500, "one", "any", [])
+        far = Lease(table.campaign_id, 9, 99, 2_000_000, 500, 1, "0" * 500, "one", "any")
         assert table.people(far) == []
 
     def read(self, connection: Any) -> int:
@@ -259,7 +259,7 @@ class TestPeople:
         assert [(person.seq, person.tries) for person in people] == [(3, 1), (4, 0)]
         assert people[0].user_id == "3"
         assert people[0].email == "person3@mail.example.com"
-        assert dict(zip(again.names, people[0].values, strict=True)) == {"first_name": "Name3", "city": "Hanoi"}
+        assert list(people[0].values) == ["Name3", "Hanoi"]
 
     def test_they_are_found_however_the_server_reads_the_table(self, make: Any) -> None:
         """A prepared plan that scans a small table looked at bits of people outside of the chunk, and failed."""

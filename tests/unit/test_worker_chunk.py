@@ -17,7 +17,7 @@ def entry(seq: int) -> _Entry:
 
 def test_a_call_has_its_people_in_sending_order_whoever_was_brought_to_the_front() -> None:
     """The ledger looks from the first to the last of them for who is suppressed: another order would leave people out."""
-    held = Lease(1, 0, 0, 1, 10, 1, "0" * 10, "one", "any", [])
+    held = Lease(1, 0, 0, 1, 10, 1, "0" * 10, "one", "any")
     chunk = _Chunk(held, deque([[entry(seq) for seq in (5, 9, 2, 4, 1)]]), {})
     calls = [[one.person.seq for one in chunk.next_batch(size)] for size in (3, 2)]
     assert calls == [[2, 5, 9], [1, 4]]
