@@ -19,8 +19,9 @@ has the link can read the person id in it: it is signed, not secret, and so it s
 
 import hmac
 import re
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64decode
 from binascii import Error as Base64Error
+from binascii import b2a_base64
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -36,6 +37,7 @@ _VERSION = "1"
 _PURPOSE = b"mailpipe unsubscribe\0"
 _MAC_BYTES = 16
 _MIN_SECRET = 16
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 _key_id = re.compile(r"[a-z0-9]{1,8}").fullmatch
 _topic = re.compile(r"[a-z0-9_-]{1,32}").fullmatch
@@ -85,7 +87,7 @@ class Signer:
         """
         if not user_id or not _topic(topic):
             raise ValueError("a token needs a person and a topic of at most 32 of a-z, 0-9, _ and -")
-        head = self._head + urlsafe_b64encode(f"{topic}:{user_id}".encode()).rstrip(b"=")
+        head = self._head + _unpadded(f"{topic}:{user_id}".encode())
         token = (head + b"." + _mac(self._sign, head)).decode()
         if len(token) > MAX_TOKEN:
             raise ValueError(f"the token of this person is longer than {MAX_TOKEN} characters")
@@ -117,24 +119,29 @@ class Signer:
         Raises ValueError when the value would be longer than SES takes: a folded or encoded link loses the
         button.
         """
-        return self.headers_for(self.url(user_id, topic))
+        return [("List-Unsubscribe", self.header(self.url(user_id, topic))), ONE_CLICK]
 
-    def headers_for(self, url: str) -> list[tuple[str, str]]:
-        """The same headers for a link that `url` made: the send path makes one and uses it in body and
-        header.
+    def header(self, url: str) -> str:
+        """The value of List-Unsubscribe for a link that `url` made: the send path makes one and uses it in body and header. Raises
+        ValueError as `headers` does.
         """
         value = f"<{url}>"
         if self._mailto is not None:
             value += f", <{self._mailto}{url[len(self._prefix) :]}>"
         if len(value) > MAX_HEADER_VALUE:
             raise ValueError(f"the List-Unsubscribe header is longer than {MAX_HEADER_VALUE} characters")
-        return [("List-Unsubscribe", value), ONE_CLICK]
+        return value
+
+
+def _unpadded(content: bytes) -> bytes:
+    """base64url without padding (RFC 4648, section 5)."""
+    return b2a_base64(content, newline=False).translate(_URL_SAFE).rstrip(b"=")
 
 
 def _mac(key: hmac.HMAC, head: bytes) -> bytes:
     code = key.copy()  # 1.0 µs; a new HMAC with the same key takes 1.6
     code.update(head)
-    return urlsafe_b64encode(code.digest()[:_MAC_BYTES]).rstrip(b"=")
+    return _unpadded(code.digest()[:_MAC_BYTES])
 
 
 def _parse(keys: str) -> dict[str, hmac.HMAC]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mailpipe.address import AddressError, send_form
-from mailpipe.links import Signer
+from mailpipe.links import ONE_CLICK, Signer
 from mailpipe.ses.request import MAX_TEMPLATE_DATA
 from mailpipe.template import Filler, MissingVariable, Template
 
@@ -18,6 +18,7 @@ PERSON = ("user_id", "email", "timezone", "locale")
 
 # Made once, not for each of a million people.
 _FIRST_ATTEMPT = {"Name": "attempt", "Value": "1"}
+_ONE_CLICK = {"Name": ONE_CLICK[0], "Value": ONE_CLICK[1]}
 
 
 class Recipient(NamedTuple):
@@ -70,7 +71,7 @@ class Letter:
             raise Unfit(error.reason, "email") from None
         try:
             url = self._signer.url(recipient.user_id, self._topic)
-            headers = self._signer.headers_for(url)
+            header = self._signer.header(url)
         except ValueError:
             raise Unfit("too_large", "unsubscribe link") from None
         values = recipient.values
@@ -91,5 +92,5 @@ class Letter:
                 _FIRST_ATTEMPT if recipient.attempt == 1 else {"Name": "attempt", "Value": str(recipient.attempt)},
             ],
             "ReplacementEmailContent": {"ReplacementTemplate": {"ReplacementTemplateData": data}},
-            "ReplacementHeaders": [{"Name": name, "Value": value} for name, value in headers],
+            "ReplacementHeaders": [{"Name": "List-Unsubscribe", "Value": header}, _ONE_CLICK],
         }
