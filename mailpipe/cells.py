@@ -52,8 +52,8 @@ class Cell:
 
 class Column(NamedTuple):
     """A key of each person, never NULL. `expression` is SQL over the staged people (`person.place`, `user_id`, `email`,
-    `email_hash`, `timezone`, `locale`, `variables`) and what `join` adds: one row for each of them, so mostly a LEFT JOIN. Both are
-    our own SQL, never data."""
+    `timezone`, `locale`, `variables`) and what `join` adds: one row for each of them, so mostly a LEFT JOIN. Both are our own SQL,
+    never data."""
 
     name: str
     expression: str

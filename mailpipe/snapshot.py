@@ -165,24 +165,7 @@ def _freeze(
     cuts = list(cut(recipients, found.spec.chunk_size, placed.sizes))
     skipped = stage.unusable()
     stage.attach()
-    of_cuts = [placed.cells[piece.group] for piece in cuts]
-    connection.execute(
-        QUERIES["chunks"],
-        {
-            "campaign_id": campaign_id,
-            "numbers": [piece.chunk_no for piece in cuts],
-            "slices": [piece.slice for piece in cuts],
-            "firsts": [piece.first_seq for piece in cuts],
-            "sizes": [piece.size for piece in cuts],
-            "dues": [cell.window.due_at for cell in of_cuts],
-            "ends": [cell.window.expires_at for cell in of_cuts],
-            "quiets": [cell.window.quiet_at for cell in of_cuts],
-            "zones": [cell.zone for cell in of_cuts],
-            "variants": [cell.variant for cell in of_cuts],
-            "helds": [cell.held for cell in of_cuts],
-            "labels": ["{" + ",".join(cell.labels) + "}" for cell in of_cuts],
-        },
-    )
+    _write_chunks(connection, campaign_id, cuts, placed)
     dues = [None if cell.held else cell.window.due_at for cell in placed.cells]
     timing.keep(connection, campaign_id, launches(dues) if found.spec.mode else dues, cuts)
     if skipped:
@@ -206,6 +189,21 @@ def _freeze(
     taken = get(connection, campaign_id)
     assert taken is not None
     return taken
+
+
+def _write_chunks(connection: Connection, campaign_id: int, cuts: Sequence[Cut], placed: cells.Placement) -> None:
+    with connection.cursor() as cursor, cursor.copy(QUERIES["chunks"]) as copy:
+        for piece in cuts:
+            cell = placed.cells[piece.group]
+            window = cell.window
+            bits = "0" * piece.size
+            copy.write_row(
+                (
+                    *(campaign_id, piece.chunk_no, piece.slice, piece.first_seq, piece.size),
+                    *(window.due_at, window.expires_at, window.quiet_at, cell.zone, cell.variant, cell.held),
+                    *(list(cell.labels), bits, bits),
+                )
+            )
 
 
 def _assigners(settings: Settings, found: campaign.Campaign) -> list[cells.Assigner]:

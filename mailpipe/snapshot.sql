@@ -5,15 +5,8 @@
 SELECT state FROM mailpipe.campaign WHERE campaign_id = :campaign_id FOR UPDATE;
 
 -- name: chunks
-INSERT INTO mailpipe.chunk (campaign_id, chunk_no, slice, first_seq, size, due_at, expires_at, quiet_at, timezone, variant, held, labels,
-                            opened, finished)
-SELECT :campaign_id, x.chunk_no, x.slice, x.first_seq, x.size, x.due_at, x.expires_at, x.quiet_at, x.timezone,
-       x.variant, x.held, CAST(x.labels AS text[]),
-       CAST(repeat('0', x.size) AS bit varying), CAST(repeat('0', x.size) AS bit varying)
-FROM unnest(CAST(:numbers AS integer[]), CAST(:slices AS smallint[]), CAST(:firsts AS integer[]), CAST(:sizes AS smallint[]),
-            CAST(:dues AS timestamptz[]), CAST(:ends AS timestamptz[]), CAST(:quiets AS timestamptz[]), CAST(:zones AS text[]),
-            CAST(:variants AS text[]), CAST(:helds AS text[]), CAST(:labels AS text[]))
-    AS x(chunk_no, slice, first_seq, size, due_at, expires_at, quiet_at, timezone, variant, held, labels);
+COPY mailpipe.chunk (campaign_id, chunk_no, slice, first_seq, size, due_at, expires_at, quiet_at, timezone, variant, held, labels, opened, finished)
+FROM STDIN;
 
 -- name: skip
 -- People whose address SES cannot take are in the snapshot, and skipped.

@@ -45,9 +45,9 @@ SELECT {{campaign_id}} AS campaign_id,
        CASE WHEN refusal = '' THEN place - width_bucket(place, ARRAY(
            SELECT place FROM special WHERE refusal <> '' UNION ALL SELECT place FROM twice ORDER BY place
        )) END AS seq,
-       user_id, email, timezone, locale, variables, place, email_hash, refusal
+       user_id, email, timezone, locale, variables, place, refusal
 FROM (
-    SELECT place, user_id, email, timezone, locale, variables, email_hash,
+    SELECT place, user_id, email, timezone, locale, variables,
            CASE WHEN place IN (SELECT place FROM twice) THEN 'duplicate' ELSE refusal END AS refusal
     FROM person
     OFFSET 0
@@ -58,7 +58,7 @@ FROM (
 CREATE TEMPORARY TABLE noted ON COMMIT DROP AS
 SELECT looked_at.*, ({{plain}}) IS NOT TRUE AS unusual FROM (
     SELECT place, seq, refusal, ctid AS tid, btrim(email, E' \t\r\n') AS email, email <> btrim(email, E' \t\r\n') AS spaced
-    FROM {{staged}} WHERE refusal <> '' OR ({{plain}}) IS NOT TRUE
+    FROM {{staged}} WHERE seq IS NULL OR ({{plain}}) IS NOT TRUE
     OFFSET 0
 ) AS looked_at;
 
@@ -74,11 +74,14 @@ SELECT count(*) FROM refused;
 SELECT count(*) FROM noted WHERE spaced AND NOT unusual;
 
 -- name: trim
-WITH gone AS (DELETE FROM {{staged}} WHERE place IN (SELECT place FROM noted WHERE spaced AND NOT unusual) RETURNING *)
-INSERT INTO {{staged}} (campaign_id, seq, user_id, email, timezone, locale, variables, place, email_hash, refusal)
-SELECT g.campaign_id, g.seq, g.user_id, n.email, g.timezone, g.locale, g.variables, g.place,
-       hashtextextended(mailpipe.email_key(n.email), 0), g.refusal
-FROM gone g JOIN noted n USING (place);
+WITH gone AS (DELETE FROM {{staged}} WHERE ctid = ANY(ARRAY(SELECT tid FROM noted WHERE spaced AND NOT unusual)) RETURNING *),
+put AS (
+    INSERT INTO {{staged}} (campaign_id, seq, user_id, email, timezone, locale, variables, place, refusal)
+    SELECT g.campaign_id, g.seq, g.user_id, n.email, g.timezone, g.locale, g.variables, g.place, g.refusal
+    FROM gone g JOIN noted n USING (place)
+    RETURNING place, ctid AS tid
+)
+UPDATE noted n SET tid = put.tid FROM put WHERE n.place = put.place;
 
 -- name: refuse_trimmed
 INSERT INTO refused
@@ -90,29 +93,35 @@ WHERE n.spaced AND NOT n.unusual AND n.place NOT IN (SELECT place FROM refused)
 -- name: consenting
 -- Most segments ask for consent themselves, and everybody has it. To count them is a join that the server does with all of its
 -- processors; to find those who have none is not.
-SELECT count(*) FROM {{staged}} AS person WHERE refusal NOT IN ('nameless', 'suppressed', 'opted_out') AND ({{consent}});
+SELECT count(*) FROM {{staged}} AS person WHERE (seq IS NOT NULL OR refusal = 'duplicate') AND ({{consent}});
 
 -- name: refuse_unconsenting
 INSERT INTO refused
 SELECT place, 'opted_out' FROM {{staged}} AS person
-WHERE refusal NOT IN ('nameless', 'suppressed', 'opted_out') AND ({{consent}}) IS NOT TRUE AND place NOT IN (SELECT place FROM refused);
+WHERE (seq IS NOT NULL OR refusal = 'duplicate') AND ({{consent}}) IS NOT TRUE AND place NOT IN (SELECT place FROM refused);
 
 -- name: unusual
 SELECT place, email, spaced, seq, CAST(tid AS text) FROM noted WHERE unusual;
 
+-- name: changed
+CREATE TEMPORARY TABLE changed (place integer, email text, tid tid) ON COMMIT DROP;
+
 -- name: readdress
 -- Not by an update: it would leave a chain of versions, for which PostgreSQL does not use the new indexes as long as any older
 -- snapshot lives, a dump's for example.
-WITH gone AS (DELETE FROM {{staged}} WHERE ctid = ANY(CAST(:tids AS tid[])) RETURNING *)
-INSERT INTO {{staged}} (campaign_id, seq, user_id, email, timezone, locale, variables, place, email_hash, refusal)
-SELECT g.campaign_id, g.seq, g.user_id, x.email, g.timezone, g.locale, g.variables, g.place,
-       hashtextextended(mailpipe.email_key(x.email), 0), g.refusal
-FROM gone g JOIN unnest(CAST(:places AS integer[]), CAST(:emails AS text[])) AS x(place, email) USING (place);
+WITH gone AS (DELETE FROM {{staged}} WHERE ctid = ANY(ARRAY(SELECT tid FROM changed)) RETURNING *),
+put AS (
+    INSERT INTO {{staged}} (campaign_id, seq, user_id, email, timezone, locale, variables, place, refusal)
+    SELECT g.campaign_id, g.seq, g.user_id, x.email, g.timezone, g.locale, g.variables, g.place, g.refusal
+    FROM gone g JOIN changed x USING (place)
+    RETURNING place, ctid AS tid
+)
+UPDATE noted n SET tid = put.tid FROM put WHERE n.place = put.place;
 
 -- name: refuse_readdressed
 -- Whose address is suppressed in the spelling that would be sent.
 INSERT INTO refused
-SELECT x.place, 'suppressed' FROM unnest(CAST(:places AS integer[]), CAST(:emails AS text[])) AS x(place, email)
+SELECT x.place, 'suppressed' FROM changed x
 WHERE x.place NOT IN (SELECT place FROM refused)
   AND EXISTS (SELECT FROM mailpipe.suppression s
               WHERE s.email_key = mailpipe.email_key(x.email) AND s.scope = ANY(CAST(:scopes AS text[])));
@@ -142,12 +151,12 @@ SELECT {{campaign_id}} AS campaign_id, CAST(row_number() OVER (ORDER BY {{order}
 FROM {{staged}} AS person {{join}} WHERE place NOT IN (SELECT place FROM refused);
 
 -- name: leave_out
-DELETE FROM {{staged}} WHERE refusal <> '';
+DELETE FROM {{staged}} WHERE ctid = ANY(ARRAY(SELECT tid FROM noted WHERE refusal <> ''));
 
 -- name: adopt
 -- Columns are dropped in the catalogue alone; a few bytes of each row stay unused.
 ALTER TABLE {{staged}} RENAME TO {{name}};
-ALTER TABLE {{table}} DROP COLUMN place, DROP COLUMN email_hash, DROP COLUMN refusal;
+ALTER TABLE {{table}} DROP COLUMN place, DROP COLUMN refusal;
 
 -- name: tidy
 ALTER TABLE {{table}} ALTER campaign_id SET NOT NULL, ALTER seq SET NOT NULL, ALTER user_id SET NOT NULL,

@@ -4,7 +4,7 @@
 -- Of the rows with one address only the first is going to stay.
 SELECT place, user_id FROM (
     SELECT s.place, s.user_id, row_number() OVER (
-        PARTITION BY s.email_hash, CASE WHEN s.email <> '' THEN 0 ELSE s.place END ORDER BY s.place) AS no
+        PARTITION BY hashtextextended(mailpipe.email_key(s.email), 0), CASE WHEN s.email <> '' THEN 0 ELSE s.place END ORDER BY s.place) AS no
     FROM {{staged}} AS s WHERE s.place NOT IN (SELECT r.place FROM refused r)
 ) AS every WHERE no = 1
 

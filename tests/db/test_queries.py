@@ -60,8 +60,9 @@ BEFORE = """
 CREATE TABLE mailpipe.recipient_1 (campaign_id int, seq int, user_id text, email text, timezone text, locale text,
     variables text[]);
 CREATE TABLE mailpipe.staged_1 (campaign_id int, seq int, user_id text, email text, timezone text, locale text,
-    variables text[], place int, email_hash bigint, refusal text);
+    variables text[], place int, refusal text);
 CREATE TABLE mailpipe.noted (place int, seq int, refusal text, tid tid, email text, spaced boolean, unusual boolean);
+CREATE TABLE mailpipe.changed (place int, email text, tid tid);
 CREATE TABLE mailpipe.refused (place int, reason text);
 CREATE TABLE mailpipe.due_rank (zone text, rank int);
 CREATE TABLE mailpipe.kept (user_id text);
@@ -72,7 +73,7 @@ CREATE TABLE mailpipe.experiment_rank (place int, value bigint);
 CREATE TABLE mailpipe.wave_person (place int, lot int, line bigint);
 SET search_path = public, mailpipe"""
 # Not to be prepared: definitions. Each is one statement, or run by a test of its own module.
-DEFINITION = re.compile(r"^(CREATE|ALTER|DROP|COMMENT|GRANT|ANALYZE|TRUNCATE|LOCK|SET)\b", re.IGNORECASE)
+DEFINITION = re.compile(r"^(CREATE|ALTER|DROP|COMMENT|GRANT|ANALYZE|TRUNCATE|LOCK|SET|COPY)\b", re.IGNORECASE)
 
 
 @pytest.fixture(scope="module")
