@@ -41,6 +41,14 @@ def last_slot(connection: Connection, name: str = "pace_account") -> int:
     return int(row[0] or 0) // 128
 
 
+def wait_for_slots(connection: Connection, seconds: float) -> None:
+    """Until slots are given away that lie so many seconds after this moment."""
+    row = connection.execute("SELECT extract(epoch FROM clock_timestamp())").fetchone()
+    assert row is not None
+    wanted = (float(row[0]) + seconds) * 1e6
+    wait_for(lambda: last_slot(connection) >= wanted, f"slots of the next {seconds} s")
+
+
 def take(shared: Pace, connection: Connection, *, lead: float = 0.0, recipients: int | None = None) -> Slot:
     """The next slot, however often it has to be asked for."""
     give_up = time.monotonic() + 20
@@ -96,7 +104,7 @@ def test_lanes_and_campaigns_together_stay_within_the_limit(scene: World, connec
     critical = Pace("critical")
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(slots_of_many, scene.database, bulk, 5.5)
-        time.sleep(0.5)
+        wait_for_slots(connection, 0.5)
         second = pool.submit(slots_of_many, scene.database, [critical, Pace("high")], 5.0)
         slots = list(chain(*first.result(), *second.result()))
     assert most_in_a_window(slots) <= rate
@@ -111,7 +119,7 @@ def test_a_limit_halved_while_all_are_busy_and_a_dump_looks_on_holds_within_a_se
         dump.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ")
         dump.execute(b"SELECT count(*) FROM mailpipe.campaign")
         busy = pool.submit(slots_of_many, scene.database, [Pace("normal") for _ in range(5)], 4.0)
-        time.sleep(1.0)
+        wait_for_slots(connection, 1.0)
         limit(connection, 300)
         changed = time.monotonic()
         slots = list(chain(*busy.result()))
@@ -268,7 +276,7 @@ class TestLanes:
         connection.execute("UPDATE mailpipe.pace_claim SET since = since - interval '3 s'")
         with ThreadPoolExecutor(1) as pool:
             busy = pool.submit(slots_of_many, scene.database, [Pace("normal"), Pace("low")], 2.0)
-            time.sleep(0.7)
+            wait_for_slots(connection, 0.7)
             alone = take(critical, connection, recipients=1)
             burst = [take(critical, connection, recipients=50) for _ in range(8)]
             busy.result()
