@@ -26,7 +26,7 @@ def take(connection: Connection, campaign_id: int, as_of: datetime, *, duplicate
 
 
 def work(
-    connection: Connection, campaign_id: int, low: int, answer: Callable[[Sequence[str]], Answer]
+    connection: Connection, campaign_id: int, low: int, answer: Callable[[Sequence[int]], Answer]
 ) -> Iterator[int]:
     """Claim and mark 500 people at a time; yields the last seq of each claim."""
     while True:
@@ -34,15 +34,15 @@ def work(
         if not rows:
             return
         low = max(row[0] for row in rows)
-        chosen = sorted((row[0], row[1]) for row in rows if row[6] == "sending")
+        chosen = sorted(row[0] for row in rows if row[6] == "sending")
         for start in range(0, len(chosen), CALL):
             batch = chosen[start : start + CALL]
-            results = answer([user_id for _, user_id in batch]).results
+            results = answer(batch).results
             connection.execute(
                 QUERIES["mark"],
                 {
                     "campaign_id": campaign_id,
-                    "seqs": [seq for seq, _ in batch],
+                    "seqs": batch,
                     "statuses": [result.kind.value for result in results],
                     "reasons": [result.reason if result.kind is not Kind.SENT else None for result in results],
                     "message_ids": [result.message_id for result in results],

@@ -62,15 +62,15 @@ class Provider:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def answer(self, user_ids: Sequence[str]) -> Answer:
+    def answer(self, seqs: Sequence[int]) -> Answer:
         start = time.perf_counter()
-        made = Answer(tuple(self._result(user_id) for user_id in user_ids), seconds=0.1)
+        made = Answer(tuple(self._result(seq) for seq in seqs), seconds=0.1)
         self.seconds += time.perf_counter() - start
         return made
 
     @staticmethod
-    def _result(user_id: str) -> Result:
-        digits = hashlib.blake2b(user_id.encode(), digest_size=24).hexdigest()
+    def _result(seq: int) -> Result:
+        digits = hashlib.blake2b(seq.to_bytes(4), digest_size=24).hexdigest()
         if int(digits[:8], 16) % 100 == 0:
             return Result(Kind.FAILED, "message_rejected")
         parts = (digits[:16], digits[16:24], digits[24:28], digits[28:32], digits[32:36], digits[36:])
@@ -221,7 +221,7 @@ def _looks(progress: Callable[[], object]) -> list[float]:
 
 
 def _work(
-    connection: Connection, campaign_id: int, consent: str, answer: Callable[[Sequence[str]], Answer]
+    connection: Connection, campaign_id: int, consent: str, answer: Callable[[Sequence[int]], Answer]
 ) -> Iterator[int]:
     """Our claims and marks, in the steps of `mailpipe.worker` with the next slot in hand; yields the last seq of each chunk."""
     opening = ledger.opening(campaign_id, "news", consent=consent)
@@ -229,7 +229,6 @@ def _work(
     while held := ledger.lease(connection, campaign_id, (0, 99), owner=OWNER, seconds=LEASE, low=low):
         low = held.chunk_no
         people = ledger.people(connection, held)
-        user_ids = {person.seq: person.user_id for person in people}
         answered: ledger.Answered | None = None
         for start in range(0, len(people), CALL):
             # One commit: the answer of the call before, and the opening of this one.
@@ -240,7 +239,7 @@ def _work(
                 raise SystemExit("the lease was lost: the machine stood still for two minutes")
             answered = None
             if opened.seqs:
-                answered = ledger.Answered(opened, answer([user_ids[seq] for seq in opened.seqs]))
+                answered = ledger.Answered(opened, answer(opened.seqs))
         if answered is None or ledger.record(connection, held, answered):
             ledger.release(connection, held)
         yield held.first_seq + held.size - 1
