@@ -190,13 +190,13 @@ def test_whatever_is_passed_here_would_pass_botocore_too(draw: st.DataObject) ->
         container, key = draw.draw(st.sampled_from(list(places(made))))
         match draw.draw(st.sampled_from(["replace", "remove", "add"])):
             case "replace":
-                container[key] = draw.draw(JUNK)
+                container[key] = copy.deepcopy(draw.draw(JUNK))
             case "remove":
                 del container[key]
             case _ if isinstance(container, dict):
                 container[draw.draw(st.sampled_from(["Extra", "Name", "CcAddresses", "TemplateArn"]))] = "x"
             case _:
-                container.append(draw.draw(JUNK))
+                container.append(copy.deepcopy(draw.draw(JUNK)))
     try:
         check_bulk(made, max_entries=50)
     except RequestError:
