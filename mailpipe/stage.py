@@ -105,8 +105,9 @@ class Stage:
         self._found = self._number("refused")
         # Hardly any segment has them, and trimming all takes half the time of the look at them.
         if self._number("spaced"):
+            self.run("changed")
             self.run("trim")
-            self.run("refuse_trimmed", {"scopes": self._scopes})
+            self._rewrite()
 
     def excluded(self) -> dict[str, int]:
         """How many people are left out so far, by reason."""
@@ -134,9 +135,7 @@ class Stage:
         with self.connection.cursor() as cursor, cursor.copy(b"COPY changed FROM STDIN") as copy:
             for row in changed:
                 copy.write_row(row)
-        with self._by_place():
-            self.run("readdress")
-        self.run("refuse_readdressed", {"scopes": self._scopes})
+        self._rewrite()
 
     def write(self, placed: Placement) -> bool:
         """Number and write who is not refused. False: somebody is still there twice.
@@ -163,6 +162,13 @@ class Stage:
         self.run("attach")
         if not self._adopted:
             self.run("unstage")
+
+    def _rewrite(self) -> None:
+        """Give the people of `changed` their addresses, and refuse whose new one is suppressed."""
+        with self._by_place():
+            self.run("readdress")
+        self.run("refuse_readdressed", {"scopes": self._scopes})
+        self.run("unchanged")
 
     @contextmanager
     def _by_place(self) -> Iterator[None]:

@@ -73,22 +73,12 @@ SELECT count(*) FROM refused;
 -- name: spaced
 SELECT count(*) FROM noted WHERE spaced AND NOT unusual;
 
--- name: trim
-WITH gone AS (DELETE FROM {{staged}} WHERE ctid = ANY(ARRAY(SELECT tid FROM noted WHERE spaced AND NOT unusual)) RETURNING *),
-put AS (
-    INSERT INTO {{staged}} (campaign_id, seq, user_id, email, timezone, locale, variables, place, refusal)
-    SELECT g.campaign_id, g.seq, g.user_id, n.email, g.timezone, g.locale, g.variables, g.place, g.refusal
-    FROM gone g JOIN noted n USING (place)
-    RETURNING place, ctid AS tid
-)
-UPDATE noted n SET tid = put.tid FROM put WHERE n.place = put.place;
+-- name: changed
+-- Whose address is written anew, and where they are.
+CREATE TEMPORARY TABLE changed (place integer, email text, tid tid) ON COMMIT DROP;
 
--- name: refuse_trimmed
-INSERT INTO refused
-SELECT n.place, 'suppressed' FROM noted n
-WHERE n.spaced AND NOT n.unusual AND n.place NOT IN (SELECT place FROM refused)
-  AND EXISTS (SELECT FROM mailpipe.suppression s
-              WHERE s.email_key = mailpipe.email_key(n.email) AND s.scope = ANY(CAST(:scopes AS text[])));
+-- name: trim
+INSERT INTO changed SELECT place, email, tid FROM noted WHERE spaced AND NOT unusual;
 
 -- name: consenting
 -- Most segments ask for consent themselves, and everybody has it. To count them is a join that the server does with all of its
@@ -102,9 +92,6 @@ WHERE (seq IS NOT NULL OR refusal = 'duplicate') AND ({{consent}}) IS NOT TRUE A
 
 -- name: unusual
 SELECT place, email, spaced, seq, CAST(tid AS text) FROM noted WHERE unusual;
-
--- name: changed
-CREATE TEMPORARY TABLE changed (place integer, email text, tid tid) ON COMMIT DROP;
 
 -- name: readdress
 -- Not by an update: it would leave a chain of versions, for which PostgreSQL does not use the new indexes as long as any older
@@ -125,6 +112,9 @@ SELECT x.place, 'suppressed' FROM changed x
 WHERE x.place NOT IN (SELECT place FROM refused)
   AND EXISTS (SELECT FROM mailpipe.suppression s
               WHERE s.email_key = mailpipe.email_key(x.email) AND s.scope = ANY(CAST(:scopes AS text[])));
+
+-- name: unchanged
+DROP TABLE changed;
 
 -- name: refuse_twice
 -- Those whom the first pass has found.
