@@ -35,6 +35,41 @@ class Recipient(NamedTuple):
     attempt: int = 1
 
 
+class Filled(NamedTuple):
+    """What SES is told of one person: the address, the template's data, the value of List-Unsubscribe."""
+
+    person: Recipient
+    to: str
+    data: str
+    header: str
+
+
+class Form:
+    """A `BulkEmailEntry` that is written for one person after the other: to make and to free its dicts and lists for each of them
+    took a twentieth of the sender's time."""
+
+    def __init__(self, campaign: str) -> None:
+        self._to = [""]
+        self._seq = {"Name": "seq", "Value": ""}
+        self._tags = [{"Name": "campaign", "Value": campaign}, self._seq, _FIRST_ATTEMPT]
+        self._data = {"ReplacementTemplateData": ""}
+        self._header = {"Name": "List-Unsubscribe", "Value": ""}
+        self._entry: dict[str, Any] = {
+            "Destination": {"ToAddresses": self._to},
+            "ReplacementTags": self._tags,
+            "ReplacementEmailContent": {"ReplacementTemplate": self._data},
+            "ReplacementHeaders": [self._header, _ONE_CLICK],
+        }
+
+    def write(self, filled: Filled) -> dict[str, Any]:
+        """The entry of one person, until the next one is written: one To address, and the tags `campaign`, `seq` and `attempt`."""
+        person, self._to[0], self._data["ReplacementTemplateData"], self._header["Value"] = filled
+        attempt = person.attempt
+        self._seq["Value"] = str(person.seq)
+        self._tags[2] = _FIRST_ATTEMPT if attempt == 1 else {"Name": "attempt", "Value": str(attempt)}
+        return self._entry
+
+
 class Unfit(Exception):
     """This person cannot get this mail. `reason` is unusable_address, missing_variable or too_large; `detail`
     names what (a variable, a part), and never holds a value.
@@ -57,10 +92,14 @@ class Letter:
         self._filler = Filler(template, (*names, *PERSON) if self._asks_for_person else names)
         self._signer = signer
         self._topic = topic
-        self._campaign = {"Name": "campaign", "Value": campaign}
+        self._campaign = campaign
 
     def entry(self, recipient: Recipient) -> dict[str, Any]:
-        """The `BulkEmailEntry` of one person: one To address, and the tags `campaign`, `seq` and `attempt`.
+        """The `BulkEmailEntry` of one person, in a form of its own. Raises Unfit."""
+        return Form(self._campaign).write(self.fill(recipient))
+
+    def fill(self, recipient: Recipient) -> Filled:
+        """What a form takes for one person.
 
         The template sees the segment's variables, and `user_id`, `email`, `timezone` and `locale` where it
         declares them. Raises Unfit.
@@ -84,13 +123,4 @@ class Letter:
         # A character has at most four bytes: most data are proved small without being encoded.
         if len(data) * 4 > MAX_TEMPLATE_DATA and len(data.encode()) > MAX_TEMPLATE_DATA:
             raise Unfit("too_large", "template data")
-        return {
-            "Destination": {"ToAddresses": [to]},
-            "ReplacementTags": [
-                self._campaign,
-                {"Name": "seq", "Value": str(recipient.seq)},
-                _FIRST_ATTEMPT if recipient.attempt == 1 else {"Name": "attempt", "Value": str(recipient.attempt)},
-            ],
-            "ReplacementEmailContent": {"ReplacementTemplate": {"ReplacementTemplateData": data}},
-            "ReplacementHeaders": [{"Name": "List-Unsubscribe", "Value": header}, _ONE_CLICK],
-        }
+        return Filled(recipient, to, data, header)

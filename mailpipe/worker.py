@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -30,7 +30,7 @@ from mailpipe.db.steps import Steps
 from mailpipe.errors import DatabaseUnavailable
 from mailpipe.ledger import Answered, Lease, Opened, Opening, Unfit
 from mailpipe.links import Signer
-from mailpipe.message import Letter, Recipient
+from mailpipe.message import Filled, Form, Letter, Recipient
 from mailpipe.ses import request, single
 from mailpipe.ses.answer import SPLIT_REASONS, Answer, Kind
 from mailpipe.ses.client import Ses
@@ -159,11 +159,6 @@ class Tally:
     halt: str | None = None
 
 
-class _Entry(NamedTuple):
-    person: Recipient
-    entry: dict[str, Any]
-
-
 _SEQ = attrgetter("person.seq")
 
 
@@ -173,13 +168,13 @@ class _Chunk:
     for which the chunk is left alone afterwards, and for who is in a half of a refused call the first person of that call."""
 
     held: Lease
-    todo: deque[list[_Entry]]
+    todo: deque[list[Filled]]
     tries: dict[int, int]
     answered: Answered | None = None
     delay: float = 0.0
     origin: dict[int, int] = field(default_factory=dict)
 
-    def next_batch(self, size: int) -> list[_Entry]:
+    def next_batch(self, size: int) -> list[Filled]:
         """The people of the next call, in sending order: the ledger looks from the first of them to the last for who must not be
         mailed, and whoever was brought to the front can have any place."""
         first = self.todo.popleft()
@@ -198,6 +193,7 @@ class Worker:
     held: Lease | None = None
     _open_seconds: float = 0.005
     _rest: float = _RECONNECT
+    _forms: list[Form] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.kept = Kept(self.job.database)
@@ -260,14 +256,14 @@ class Worker:
         return holding
 
     def _prepare(self, held: Lease) -> _Chunk:
-        """Everybody's entry; who cannot be mailed gets a final state at once, and alone."""
+        """What everybody is told; who cannot be mailed gets a final state at once, and alone."""
         people = self._safely(lambda connection: ledger.people(connection, held))
         letter = self._safely(lambda connection: self.job.letters.get(connection, held))
-        entries: list[_Entry] = []
+        entries: list[Filled] = []
         unfit: list[Unfit] = []
         for person in people:
             try:
-                entries.append(_Entry(person, letter.entry(person)))
+                entries.append(letter.fill(person))
             except message.Unfit as error:
                 # An address that SES cannot take is skipped here as it is at the snapshot.
                 state = "skipped" if error.reason == "unusable_address" else "failed"
@@ -326,7 +322,7 @@ class Worker:
         chunk.todo[0] = [first[i] for i in chosen] + [one for i, one in enumerate(first) if i not in front]
         return len(chosen), Counter(known[i] for i in chosen)
 
-    def _open(self, chunk: _Chunk, batch: Sequence[_Entry]) -> Opened | None:
+    def _open(self, chunk: _Chunk, batch: Sequence[Filled]) -> Opened | None:
         """Open a call, in one commit with the record of the one before. None: no call may be made."""
         people = [one.person for one in batch]
         if chunk.answered is not None and chunk.answered.tries and not self._record(chunk):
@@ -353,7 +349,7 @@ class Worker:
             self._open_seconds += (min(time.monotonic() - start, 0.1) - self._open_seconds) / 8
         return opened
 
-    def _call(self, chunk: _Chunk, chosen: Sequence[_Entry], slot: pace.Slot) -> Answer | None:
+    def _call(self, chunk: _Chunk, chosen: Sequence[Filled], slot: pace.Slot) -> Answer | None:
         """Make the call within its slot; None: the slot was missed, or the request was never made."""
         spec = self.job.campaign.spec
         try:
@@ -363,7 +359,7 @@ class Worker:
                 sender=spec.sender,
                 template_name=chunk.held.template_version,
                 configuration_set=self.job.configuration_set,
-                entries=[one.entry for one in chosen],
+                entries=self._entries(chosen),
                 reply_to=spec.reply_to,
             )
             request.check_frame(made)
@@ -379,10 +375,16 @@ class Worker:
             return None
         return self._counted(answer)
 
-    def _hand_over(self, adapter: Adapter, chunk: _Chunk, chosen: Sequence[_Entry], slot: pace.Slot) -> Answer:
+    def _entries(self, chosen: Sequence[Filled]) -> list[dict[str, Any]]:
+        """The entries of a call. They are written over for the next one."""
+        while len(self._forms) < len(chosen):
+            self._forms.append(Form(self.job.campaign.key))
+        return [form.write(one) for form, one in zip(self._forms, chosen, strict=False)]
+
+    def _hand_over(self, adapter: Adapter, chunk: _Chunk, chosen: Sequence[Filled], slot: pace.Slot) -> Answer:
         """Make the call another way than through SES. Raises SlotMissed."""
         template = self.job.letters.template(chunk.held)
-        mails = [adapter_entry.mail(one.entry, template, self.job.campaign.spec) for one in chosen]
+        mails = [adapter_entry.mail(entry, template, self.job.campaign.spec) for entry in self._entries(chosen)]
         return adapter.send(mails, slot_at=slot.at, lateness=slot.lateness)
 
     def _counted(self, answer: Answer) -> Answer:
@@ -390,7 +392,7 @@ class Worker:
         self.tally.accepted += answer.count(Kind.SENT)
         return answer
 
-    def _consider(self, chunk: _Chunk, answer: Answer, chosen: Sequence[_Entry]) -> bool:
+    def _consider(self, chunk: _Chunk, answer: Answer, chosen: Sequence[Filled]) -> bool:
         """Who is tried again, and when: at once, in halves, or with the chunk's next lease. False: SES was not reached."""
         self.tally.halt = answer.halt or self.tally.halt or self._hopeless(chunk, answer, chosen)
         if answer.blocked is not None:
@@ -418,7 +420,7 @@ class Worker:
             self._rest = _RECONNECT
         return reached
 
-    def _hopeless(self, chunk: _Chunk, answer: Answer, chosen: Sequence[_Entry]) -> str | None:
+    def _hopeless(self, chunk: _Chunk, answer: Answer, chosen: Sequence[Filled]) -> str | None:
         unanswered = answer.count(Kind.UNKNOWN) == len(chosen)
         if self.job.unanswered.add(hit=unanswered) >= HOPELESS_CALLS:
             return f"{HOPELESS_CALLS} calls in a row got no usable answer; look at the provider before resuming"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mailpipe.links import Person, Signer
-from mailpipe.message import Letter, Recipient, Unfit
+from mailpipe.message import Form, Letter, Recipient, Unfit
 from mailpipe.ses.request import bulk_request, check_bulk
 from mailpipe.template import Template, Variable
 
@@ -64,6 +64,13 @@ def test_an_entry_has_one_address_three_tags_two_headers_and_every_value() -> No
         "discount": "40",
     }
     assert signer.read(link.rpartition("/")[2]) == Person("42", "marketing")
+
+
+def test_a_form_that_is_written_again_holds_nothing_of_the_one_before() -> None:
+    letter = Letter(template, NAMES, signer, campaign="black-friday", topic="marketing")
+    form = Form("black-friday")
+    for person in (anna._replace(seq=8, user_id="43", email="b@example.com", attempt=2), anna, anna._replace(seq=9)):
+        assert form.write(letter.fill(person)) == letter.entry(person)
 
 
 def test_columns_of_the_person_are_variables_only_where_they_are_declared() -> None:
