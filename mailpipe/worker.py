@@ -30,7 +30,7 @@ from mailpipe.db.steps import Steps
 from mailpipe.errors import DatabaseUnavailable
 from mailpipe.ledger import Answered, Lease, Opened, Opening, Unfit
 from mailpipe.links import Signer
-from mailpipe.message import Filled, Form, Letter, Recipient
+from mailpipe.message import Filled, Form, Letter
 from mailpipe.ses import request, single
 from mailpipe.ses.answer import SPLIT_REASONS, Answer, Kind
 from mailpipe.ses.client import Ses

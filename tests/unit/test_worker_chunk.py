@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+
 from mailpipe.ledger import Lease
 from mailpipe.message import Filled, Recipient
 from mailpipe.worker import _Chunk
