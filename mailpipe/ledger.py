@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import starmap
-from typing import Any
+from typing import Any, Protocol
 
 from psycopg.rows import dict_row
 
@@ -92,6 +92,15 @@ class Opened:
     @property
     def people(self) -> frozenset[int]:
         return frozenset(self.seqs)
+
+
+class Addressee(Protocol):
+    """Somebody who is to be mailed."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +241,7 @@ class Answered:
 def open_call(
     connection: Connection,
     held: Lease,
-    chosen: Sequence[Recipient],
+    chosen: Sequence[Addressee],
     *,
     opening: Opening,
     seconds: float,

@@ -36,9 +36,10 @@ class Recipient(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """What SES is told of one person: the address, the template's data, the value of List-Unsubscribe."""
+    """What SES is told of one person. `to` is the address, `data` the template's, `header` the value of List-Unsubscribe."""
 
-    person: Recipient
+    seq: int
+    attempt: int
     to: str
     data: str
     header: str
@@ -63,9 +64,8 @@ class Form:
 
     def write(self, filled: Filled) -> dict[str, Any]:
         """The entry of one person, until the next one is written: one To address, and the tags `campaign`, `seq` and `attempt`."""
-        person, self._to[0], self._data["ReplacementTemplateData"], self._header["Value"] = filled
-        attempt = person.attempt
-        self._seq["Value"] = str(person.seq)
+        seq, attempt, self._to[0], self._data["ReplacementTemplateData"], self._header["Value"] = filled
+        self._seq["Value"] = str(seq)
         self._tags[2] = _FIRST_ATTEMPT if attempt == 1 else {"Name": "attempt", "Value": str(attempt)}
         return self._entry
 
@@ -123,4 +123,4 @@ class Letter:
         # A character has at most four bytes: most data are proved small without being encoded.
         if len(data) * 4 > MAX_TEMPLATE_DATA and len(data.encode()) > MAX_TEMPLATE_DATA:
             raise Unfit("too_large", "template data")
-        return Filled(recipient, to, data, header)
+        return Filled(recipient.seq, recipient.attempt, to, data, header)

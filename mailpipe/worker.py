@@ -159,7 +159,7 @@ class Tally:
     halt: str | None = None
 
 
-_SEQ = attrgetter("person.seq")
+_SEQ = attrgetter("seq")
 
 
 @dataclass
@@ -234,7 +234,7 @@ class Worker:
         if opened is None:
             return False
         people = opened.people
-        chosen = batch if len(people) == len(batch) else [one for one in batch if one.person.seq in people]
+        chosen = batch if len(people) == len(batch) else [one for one in batch if one.seq in people]
         answer = self._call(chunk, chosen, slot) if chosen else None
         # Whom SES certainly did not take does not count for its day.
         handed = 0 if answer is None else len(chosen) - answer.count(Kind.AGAIN)
@@ -312,7 +312,7 @@ class Worker:
         known: list[str] = []
 
         def families() -> Sequence[str]:
-            known.extend(provider.family(one.person.email) for one in first)
+            known.extend(provider.family(one.to) for one in first)
             return known
 
         chosen = self.job.pace.fit(connection, families)
@@ -324,7 +324,6 @@ class Worker:
 
     def _open(self, chunk: _Chunk, batch: Sequence[Filled]) -> Opened | None:
         """Open a call, in one commit with the record of the one before. None: no call may be made."""
-        people = [one.person for one in batch]
         if chunk.answered is not None and chunk.answered.tries and not self._record(chunk):
             return None
         start = time.monotonic()
@@ -333,7 +332,7 @@ class Worker:
                 opened = ledger.open_call(
                     connection,
                     chunk.held,
-                    people,
+                    batch,
                     opening=self.job.opening,
                     seconds=self.job.lease,
                     answered=chunk.answered,
@@ -341,7 +340,7 @@ class Worker:
         except (psycopg.OperationalError, DatabaseUnavailable):
             # Nobody knows whether this commit happened. Nothing was sent, so what it may have opened is closed again.
             LOG.warning("database lost while a call was opened; it is not made")
-            self._retract(chunk.held, Opened(0, tuple(person.seq for person in people)))
+            self._retract(chunk.held, Opened(0, tuple(person.seq for person in batch)))
             self._record(chunk)
             return None
         if opened is not None:
@@ -403,13 +402,13 @@ class Worker:
             return True
         for one, result in zip(chosen, answer.results, strict=True):
             if result.kind is Kind.RETRY:
-                seq = one.person.seq
+                seq = one.seq
                 chunk.tries[seq] = chunk.tries.get(seq, 0) + 1
                 chunk.delay = max(chunk.delay, RETRY_DELAY * 2 ** (chunk.tries[seq] - 1))
         again = [one for one, result in zip(chosen, answer.results, strict=True) if result.kind is Kind.AGAIN]
         if answer.split and len(again) > 1:
             for one in again:
-                chunk.origin.setdefault(one.person.seq, again[0].person.seq)
+                chunk.origin.setdefault(one.seq, again[0].seq)
             half = len(again) // 2
             chunk.todo.extendleft([again[half:], again[:half]])
             return True
@@ -428,7 +427,7 @@ class Worker:
         if answer.count(Kind.SENT):
             self.job.refused.accepted()
         elif len(answer.results) == 1 and first.reason in SPLIT_REASONS:
-            seq = chosen[0].person.seq
+            seq = chosen[0].seq
             # Where every call has one person, neighbours stand for a call.
             if self.job.refused.alone((chunk.held.chunk_no, chunk.origin.get(seq, seq - seq % pace.rule.MAX_CALL))):
                 return f"SES refuses every request as a whole ({first.reason}: {first.detail})"

@@ -11,8 +11,7 @@ from typing import Any
 from mailpipe import ledger
 from mailpipe.db import Connection
 from mailpipe.lanes import claims
-from mailpipe.ledger import Answered, Lease, Opened
-from mailpipe.message import Recipient
+from mailpipe.ledger import Addressee, Answered, Lease, Opened
 
 ALL: dict[str, Callable[[], None]] = {}
 
@@ -43,12 +42,12 @@ def no_fence_check() -> None:
 def marked_after_the_call() -> None:
     """Nothing is opened before the call: the statement's answer is used, its writes come with the record."""
     open_call, record = ledger.open_call, ledger.record
-    asked: dict[tuple[int, ...], tuple[Sequence[Recipient], dict[str, Any]]] = {}
+    asked: dict[tuple[int, ...], tuple[Sequence[Addressee], dict[str, Any]]] = {}
 
     def open_nothing(
         connection: Connection,
         held: Lease,
-        chosen: Sequence[Recipient],
+        chosen: Sequence[Addressee],
         *,
         answered: Answered | None = None,
         **named: Any,
