@@ -1,4 +1,4 @@
--- The people whose fate is not known. What is done with them is in ledger.sql.
+-- The people whose fate is not known. What is done with them is in ledger/orders.sql.
 
 -- name: people
 SELECT o.seq, c.slice, r.user_id, o.reason, o.detail, o.attempt, o.at AS since

@@ -34,7 +34,7 @@ class Queries:
 
 
 def beside(module_file: str) -> Queries:
-    """The queries of the module's own file: `ledger.py` owns `ledger.sql`."""
+    """The queries of the module's own file: `event.py` owns `event.sql`."""
     return Queries(Path(module_file).with_suffix(".sql"))
 
 

@@ -7,7 +7,7 @@
 -- The view `delivery` gives every recipient exactly one state. SES events set bits in `event_mask`.
 --
 -- Who may write what: campaign.py `campaign`, `template_version`, `audit`; snapshot.py `snapshot`, `recipient` and new `chunk`s;
--- ledger.py all that changes in `chunk`, `call` and `outcome`, but that hold.py alone frees who is `held`; event.py `event_mask`; feedback/ingest.py `event`, `feedback` and
+-- ledger/ all that changes in `chunk`, `call` and `outcome`, but that hold.py alone frees who is `held`; event.py `event_mask`; feedback/ingest.py `event`, `feedback` and
 -- `soft_bounce`; latency.py `latency`; breaker.py `breaker_trip` and `postmaster_rate`; suppression.py `suppression`,
 -- `suppression_removed` and `opt_out`; suppression_sync.py its two tables; pace.py `pace`; identity.py `instance`; scanner_guard.py `unsubscribe_minute`.
 -- engagement/ its four tables, waves/advance.py `wave_gate`, and how held people are cut into chunks anew. Under experiment/: decision.py `experiment`, assign.py `holdout`. Under schedule/: timing.py `due`, window.py the windows of `chunk`, recurring.py `schedule` and `occurrence`.

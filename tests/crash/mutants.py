@@ -11,7 +11,7 @@ from typing import Any
 from mailpipe import ledger
 from mailpipe.db import Connection
 from mailpipe.lanes import claims
-from mailpipe.ledger import Addressee, Answered, Lease, Opened
+from mailpipe.ledger import Addressee, Answered, Lease, Opened, steps
 
 ALL: dict[str, Callable[[], None]] = {}
 
@@ -94,8 +94,8 @@ MESSAGES = {"lost_message_is_sent_again": lost_message_is_sent_again}
 
 
 def _edit(name: str, old: str, new: str) -> None:
-    text = ledger.QUERIES.texts[name]
+    text = steps.QUERIES.texts[name]
     if old not in text:
         raise LookupError(f"the mutant no longer fits the statement {name!r}: it has no {old!r}")
-    ledger.QUERIES.texts[name] = text.replace(old, new)
-    ledger._prepared.cache_clear()
+    steps.QUERIES.texts[name] = text.replace(old, new)
+    steps._prepared.cache_clear()

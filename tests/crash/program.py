@@ -53,7 +53,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "call": (Ses, "send"),
     "leave": (Ses, "_leaves"),
     "record": (ledger, "record"),
-    "locked": (ledger, "_lock_late"),
+    "locked": (ledger.steps, "_lock_late"),
     "retract": (ledger, "retract"),
     "release": (ledger, "release"),
     "settle": (event, "settle"),

@@ -121,6 +121,6 @@ def test_there_are_files_with_queries() -> None:
 
 
 def test_a_typo_is_noticed(server: psycopg.Connection[Any]) -> None:
-    text = statement(FOLDER / "ledger.sql", "counts").replace("opened", "opend")
+    text = statement(FOLDER / "ledger" / "sums.sql", "counts").replace("opened", "opend")
     with pytest.raises(psycopg.errors.UndefinedColumn):
         server.execute(f"PREPARE checked AS {text.rstrip().rstrip(';')}".encode())
