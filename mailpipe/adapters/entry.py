@@ -12,7 +12,7 @@ from mailpipe.template import Template
 
 
 def mail(entry: Mapping[str, Any], template: Template, spec: Spec) -> Mail:
-    """The mail that an entry of `message.entry` is about. `template` is the published one that its data belong to."""
+    """The mail that an entry of `message.Letter` is about. `template` is the published one that its data belong to."""
     [to] = entry["Destination"]["ToAddresses"]
     data = json.loads(entry["ReplacementEmailContent"]["ReplacementTemplate"]["ReplacementTemplateData"])
     return Mail(

@@ -67,6 +67,7 @@ def marked_after_the_call() -> None:
             return record(connection, held, answered)
 
     ledger.open_call, ledger.record = open_nothing, open_and_record
+    steps.record = open_and_record
 
 
 @_mutant

@@ -157,8 +157,11 @@ class _Striker:
     def install(self) -> None:
         for step in {fault.step for fault in self._faults}:
             holder, name = STEPS[step]
-            real = getattr(holder, name)
-            setattr(holder, name, self._wrapped(step, real))
+            wrapped = self._wrapped(step, getattr(holder, name))
+            setattr(holder, name, wrapped)
+            if holder is ledger:
+                # One of its steps can take another.
+                setattr(ledger.steps, name, wrapped)
 
     def _wrapped(self, step: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)

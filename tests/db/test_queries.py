@@ -115,7 +115,7 @@ def test_the_server_understands(server: psycopg.Connection[Any], path: Path, nam
 
 
 def test_there_are_files_with_queries() -> None:
-    assert {"ledger", "snapshot", "campaign", "event", "pace", "report"} <= {path.stem for path in FILES}
+    assert {"steps", "snapshot", "campaign", "event", "pace", "report"} <= {path.stem for path in FILES}
     assert len(ALL) > 40
     assert all((FOLDER / f"{name}.sql").is_file() for name in OWN_TABLES)
 
