@@ -19,7 +19,7 @@ from mailpipe.cli import main
 from mailpipe.errors import CampaignError
 from mailpipe.ledger import Lease, Opened
 from mailpipe.ses.answer import Kind
-from tests.db.test_ledger import (
+from tests.db.ledger_table import (
     AGAIN,
     FAILED,
     RETRY,
@@ -30,12 +30,6 @@ from tests.db.test_ledger import (
     somebody_waits_for_a_lock,
 )
 from tests.support import World, opening, wait_for
-
-
-@pytest.fixture
-def make(scene: World) -> Any:
-    with scene.database.connection() as connection:
-        yield lambda *sizes: Table(scene, connection, sizes)
 
 
 def lose(scene: World, people: int, *, accept: bool, **fields: Any) -> str:
