@@ -64,9 +64,11 @@ class Form:
 
     def write(self, filled: Filled) -> dict[str, Any]:
         """The entry of one person, until the next one is written: one To address, and the tags `campaign`, `seq` and `attempt`."""
-        seq, attempt, self._to[0], self._data["ReplacementTemplateData"], self._header["Value"] = filled
-        self._seq["Value"] = str(seq)
-        self._tags[2] = _FIRST_ATTEMPT if attempt == 1 else {"Name": "attempt", "Value": str(attempt)}
+        self._to[0] = filled.to
+        self._seq["Value"] = str(filled.seq)
+        self._tags[2] = _FIRST_ATTEMPT if filled.attempt == 1 else {"Name": "attempt", "Value": str(filled.attempt)}
+        self._data["ReplacementTemplateData"] = filled.data
+        self._header["Value"] = filled.header
         return self._entry
 
 

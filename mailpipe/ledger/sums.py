@@ -11,34 +11,33 @@ from mailpipe.db import Connection, queries
 QUERIES = queries.beside(__file__)
 
 
-@dataclass(frozen=True)
-class Counts:
-    """People of a campaign by state, and its chunks. The six states add up to `total`."""
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """People by state. The six states add up to `total`."""
+
+    total: int = 0
+    sent: int = 0
+    failed: int = 0
+    skipped: int = 0
+    unknown: int = 0
+    sending: int = 0
+    pending: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts(States):
+    """People of a campaign by state, and its chunks."""
 
     chunks: int
-    total: int
-    sent: int
-    failed: int
-    skipped: int
-    unknown: int
-    sending: int
-    pending: int
     queued_chunks: int
     processing_chunks: int
 
 
-@dataclass(frozen=True)
-class SliceCounts:
+@dataclass(frozen=True, kw_only=True)
+class SliceCounts(States):
     """People of one slice by state."""
 
     slice: int
-    total: int
-    sent: int
-    failed: int
-    skipped: int
-    unknown: int
-    sending: int
-    pending: int
 
     @property
     def complete(self) -> bool:
@@ -68,7 +67,7 @@ def counts(connection: Connection, campaign_id: int) -> Counts:
 
 def slices(connection: Connection, campaign_id: int, between: tuple[int, int] = (0, 99)) -> dict[int, SliceCounts]:
     """People by state for every slice of the range, also for those that hold nobody."""
-    found = {number: SliceCounts(number, 0, 0, 0, 0, 0, 0, 0) for number in range(between[0], between[1] + 1)}
+    found = {number: SliceCounts(slice=number) for number in range(between[0], between[1] + 1)}
     with connection.cursor(row_factory=dict_row) as cursor:
         for row in cursor.execute(
             QUERIES["slices"],
