@@ -164,10 +164,11 @@ class Kept:
             raise
 
     def give_back(self) -> None:
-        """Leave the connection to others for a while."""
+        """Leave the connection to others for a while. One that is lost is thrown away: nobody has asked anything of it."""
         self._forget()
         self._connection = None
-        self._stack.close()
+        with suppress(psycopg.OperationalError):
+            self._stack.close()
 
     def _forget(self) -> None:
         """Others plan their statements for themselves. A connection that is lost has nothing to forget."""

@@ -17,7 +17,7 @@ from mailpipe.db import Database, Kept, steps
 from mailpipe.db.steps import Steps
 from mailpipe.errors import DatabaseUnavailable, UnsafeDatabase
 from mailpipe.send import End
-from tests.support import World
+from tests.support import World, wait_for
 
 
 @pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
@@ -77,6 +77,21 @@ def test_a_connection_that_was_kept_plans_for_others_as_before(scene: World, *, 
             raise ZeroDivisionError
     kept.give_back()
     assert planning() == before
+    database.close()
+
+
+def test_a_connection_that_is_lost_while_nobody_uses_it_is_given_back_without_a_word(scene: World) -> None:
+    database = Database(scene.database.url, pool_size=1, allow_unsafe_durability=True)
+    kept = Kept(database)
+    with kept.use() as connection:
+        row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    scene.execute("SELECT pg_terminate_backend(%(pid)s)", {"pid": row and row[0]})
+    gone = "SELECT count(*) FROM pg_stat_activity WHERE pid = %(pid)s"
+    wait_for(lambda: scene.execute(gone, {"pid": row and row[0]}) == [(0,)], "its end")
+    kept.give_back()
+    with kept.use() as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+    kept.give_back()
     database.close()
 
 
