@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mailpipe.lane import LaneName
 
@@ -121,6 +122,8 @@ def call_size(rate: float | None, most: int | None = None) -> int:
     return int(rate // -(-rate // most)) or 1
 
 
+# Asked for with each slot, and the same until the limits are read again.
+@lru_cache(maxsize=256)
 def split(
     rate: float,
     *,

@@ -270,8 +270,9 @@ class Pace:
         if blocked > 0:
             return Refusal(blocked, limits.blocked_reason)
         with self._lock:
-            # Else nobody would ask any more once all of the day was booked, and what was given back of it stayed lost.
-            limits = replace(limits, day=limits.day.without(self._returned))
+            if self._returned:
+                # Else nobody would ask any more once all of the day was booked, and what was given back of it stayed lost.
+                limits = replace(limits, day=limits.day.without(self._returned))
         left = limits.day.left if self._lane in rule.TRANSACTIONAL else limits.day.left_for_marketing
         if left is not None and left < 1:
             return Refusal(QUOTA_WAIT, "quota")
