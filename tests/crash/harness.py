@@ -24,6 +24,8 @@ from tests.crash.program import Fault
 from tests.support import World, wait_for
 
 THREADS = 3
+IN_WINDOWS = 9
+"""As many threads, of three senders that open three calls by one commit each."""
 CALL = program.Task.call_size
 LEASE = 0.7
 """Seconds. Long enough that a living sender on a busy machine keeps its chunk, short enough to wait for."""
@@ -138,13 +140,16 @@ class Crash:
                 sender.signal(signal.SIGKILL)
                 sender.process.join(10)
 
-    def in_flight(self, key: str) -> set[int]:
-        """Who is in an opened call, or was in one whose answer has not been written in time. A statement that reached the server
-        just before its sender was killed is still done: it is waited for.
-        """
+    def wait_noticed(self) -> None:
+        """Wait until nothing is done any more for the dead. A statement that reached the server just before its sender was killed
+        still is."""
         if not any(sender.alive for sender in self.senders):
             backends = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'mailpipe'"
             wait_for(lambda: self.world.execute(backends) == [(0,)], "the server to notice that its clients are dead")
+
+    def in_flight(self, key: str) -> set[int]:
+        """Who is in an opened call, or was in one whose answer has not been written in time."""
+        self.wait_noticed()
         return self.of_state(key, "sending") | self.of_state(key, "unknown")
 
     def of_state(self, key: str, state: str) -> set[int]:

@@ -48,6 +48,7 @@ def mail(crash: Crash, published: str) -> Iterator[Crash]:
 
 def in_call(crash: Crash) -> dict[str, str]:
     """Messages in an open call, and their lanes."""
+    crash.wait_noticed()
     return dict(
         crash.world.execute(
             "SELECT CAST(message_id AS text), lane FROM mailpipe.outbox_claim WHERE opened_at IS NOT NULL"
