@@ -64,7 +64,7 @@ class SesResource(dg.ConfigurableResource[Any]):
         default=None,
         ge=1,
         le=256,
-        description="Sender threads of a run. Empty: MAILPIPE_THREADS, else enough for the campaign's pace.",
+        description="Calls that a run makes at once. Empty: MAILPIPE_THREADS, else enough for the campaign's pace.",
     )
 
     def approve(self, connection: Connection, key: str, *, approver: str) -> campaign.Campaign:

@@ -35,14 +35,15 @@ from tests.crash.harness import Sender, Server
 
 T = TypeVar("T")
 
-SENDERS, THREADS, CALL = 4, 3, 50
+PROCESSES, THREADS, CALL = 4, 9, 10
+"""Calls are small, so that they follow each other closely enough for three to be opened by one commit."""
 LEASE = 2.0
 """Seconds. Short, so that a run of half a minute sees many take-overs."""
 STANDSTILL = 1.6 * LEASE
 INTERVAL = 0.5
 """Seconds between two kills, on average."""
 OPEN_CALLS = 10
-"""Calls that are open at the provider at any time, of at most SENDERS * THREADS; its latency is chosen for that."""
+"""Calls that are open at the provider at any time, of at most PROCESSES * THREADS; its latency is chosen for that."""
 READ_TIMEOUT = 3.0
 AMBIGUOUS = (
     {"kind": "reset_before_accept", "probability": 0.008},
@@ -151,7 +152,7 @@ class Run:
             if sender.process.exitcode not in (None, 0, -signal.SIGKILL):
                 self._failed(sender)
         self.senders = [sender for sender in self.senders if sender.alive]
-        while len(self.senders) < SENDERS:
+        while len(self.senders) < PROCESSES:
             name = f"sender-{next(self._names)}.log"
             self.senders.append(harness.start(self._task(key, name, self._settings)))
 

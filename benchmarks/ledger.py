@@ -19,7 +19,7 @@ from functools import partial
 
 from benchmarks import classic, ground
 from benchmarks.ground import Ground, say
-from mailpipe import campaign, ledger, report, send
+from mailpipe import campaign, ledger, plan, report, send
 from mailpipe.db import Connection, Kept
 from mailpipe.demo import audience
 from mailpipe.demo.audience import Shares
@@ -223,24 +223,23 @@ def _looks(progress: Callable[[], object]) -> list[float]:
 def _work(
     connection: Connection, campaign_id: int, consent: str, answer: Callable[[Sequence[int]], Answer]
 ) -> Iterator[int]:
-    """Our claims and marks, in the steps of `mailpipe.worker` with the next slot in hand; yields the last seq of each chunk."""
+    """Our claims and marks, in the steps of `mailpipe.worker` where calls follow each other closely; yields the last seq of each
+    chunk."""
     opening = ledger.opening(campaign_id, "news", consent=consent)
     low = 0
     while held := ledger.lease(connection, campaign_id, (0, 99), owner=OWNER, seconds=LEASE, low=low):
         low = held.chunk_no
         people = ledger.people(connection, held)
-        answered: ledger.Answered | None = None
-        for start in range(0, len(people), CALL):
-            # One commit: the answer of the call before, and the opening of this one.
-            opened = ledger.open_call(
-                connection, held, people[start : start + CALL], opening=opening, seconds=LEASE, answered=answered
-            )
+        calls = [people[start : start + CALL] for start in range(0, len(people), CALL)]
+        answered: list[ledger.Answered] = []
+        for first in range(0, len(calls), plan.TOGETHER):
+            # One commit: the answers of the calls before, and the opening of the next ones.
+            window = calls[first : first + plan.TOGETHER]
+            opened = ledger.open_calls(connection, held, window, opening=opening, seconds=LEASE, answered=answered)
             if opened is None:
                 raise SystemExit("the lease was lost: the machine stood still for two minutes")
-            answered = None
-            if opened.seqs:
-                answered = ledger.Answered(opened, answer(opened.seqs))
-        if answered is None or ledger.record(connection, held, answered):
+            answered = [ledger.Answered(one, answer(one.seqs)) for one in opened if one.seqs]
+        if not answered or ledger.record(connection, held, answered):
             ledger.release(connection, held)
         yield held.first_seq + held.size - 1
 

@@ -14,17 +14,37 @@ from mailpipe.waves import usual
 
 CALL_SECONDS = 0.5
 """A cautious length of one call, for the number of threads; SES usually answers within 0.1 to 0.3 s."""
-MIN_THREADS, MAX_THREADS = 2, 64
-UNLIMITED_THREADS = 16
+MIN_THREADS, MAX_THREADS = 2, 256
+UNLIMITED_THREADS = 30
+MAX_SENDERS = 64
+"""Each has a connection to the database, while it works a chunk."""
+TOGETHER, TOGETHER_ALONE = 5, 20
+"""Calls of a sender that are opened by one commit, and such with one recipient each, where they follow each other closely ..."""
+CLOSELY = 20.0
+"""... which is from so many calls a second on: then a commit for each is half of the database's work. Below, each has its own."""
+_WINDOW_SECONDS = 0.25
+"""For which a thread of a window waits for its own slot and for the answers to the others, beside its call."""
 
 
 def threads(limits: pace.Limits) -> int:
-    """Sender threads that keep the pace of a campaign busy while each call takes CALL_SECONDS."""
+    """Threads that keep the pace of a campaign busy while each call takes CALL_SECONDS: so many calls are under way at once."""
     if limits.campaign is None:
         return UNLIMITED_THREADS
     # Beside transactional lanes calls may become smaller at any moment.
     calls = max(limits.campaign / limits.call_size, min(limits.campaign, pace.rule.FINE))
-    return min(MAX_THREADS, max(MIN_THREADS, math.ceil(calls * CALL_SECONDS) + 2))
+    seconds = CALL_SECONDS + (_WINDOW_SECONDS if _follow_closely(limits) else 0)
+    return min(MAX_THREADS, max(MIN_THREADS, math.ceil(calls * seconds) + 2))
+
+
+def together(limits: pace.Limits, threads: int) -> int:
+    """How many calls a sender has under way; of some threads no more than that there are three senders."""
+    if not _follow_closely(limits):
+        return 1
+    return min(TOGETHER if limits.call_size > 1 else TOGETHER_ALONE, max(1, threads // 3))
+
+
+def _follow_closely(limits: pace.Limits) -> bool:
+    return limits.campaign is None or limits.campaign / limits.call_size >= CLOSELY
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A run: sends a range of slices of one campaign in one process, with as many threads as the pace needs.
+"""A run: sends a range of slices of one campaign in one process, with as many senders and calls at once as the pace needs.
 
 Safe to launch at any time, twice, or beside others: the ledger decides who is mailed. A run never unpauses anything. How one
 chunk is worked is told in `worker`.
@@ -29,6 +29,7 @@ from mailpipe.db import Connection, Database
 from mailpipe.db.steps import Steps
 from mailpipe.errors import CampaignError, DatabaseUnavailable, ServiceError
 from mailpipe.experiment import decision
+from mailpipe.flight import Flight
 from mailpipe.ledger import SliceCounts
 from mailpipe.links import Signer
 from mailpipe.schedule import launch, window
@@ -124,6 +125,8 @@ def run(
         steps.run(reporter.report)
         return Outcome(End.COMPLETE if found.state == "done" else End.NOT_SENDING, _refusal(found))
     shared = pace.Pace(found.spec.lane, found.campaign_id, apart=MOST.get(found.spec.adapter))
+    limits = steps.run(shared.limits)
+    threads, halted = config.threads or plan.threads(limits), threading.Event()
     job = Job(
         campaign=found,
         letters=Letters(Signer(settings.unsubscribe_keys(config), config.public_url, config.unsubscribe_mailto), found),
@@ -131,17 +134,17 @@ def run(
         steps=steps,
         ses=ses,
         pace=shared,
+        flight=Flight(threads, plan.together(limits, threads), halted),
         configuration_set=config.configuration_set,
         adapter=adapter,
         lease=config.lease,
-        stop=threading.Event(),
+        stop=halted,
         single=config.ses_operation == "single",
         opening=ledger.opening(found.campaign_id, found.spec.topic, consent=config.consent),
     )
-    threads = config.threads or steps.run(lambda connection: plan.threads(shared.limits(connection)))
     # Where people are due every five minutes, one run stays for all of them.
     patience = max(horizon, STEP + AHEAD.total_seconds()) if found.spec.mode else horizon
-    crew = _Crew(job, slices, patience, threads, asked)
+    crew = _Crew(job, slices, patience, config.threads or min(threads, plan.MAX_SENDERS), asked)
 
     def look(connection: Connection) -> None:
         crew.look(connection, config)
@@ -160,8 +163,8 @@ def run(
         tick(connection)
 
     with collector_at_rest():
-        crew.start()
         try:
+            crew.start()
             crew.attend(look)
         except BaseException:
             asked.set()
@@ -278,9 +281,9 @@ class _Slices:
 
 
 class _Crew:
-    """The sender threads of a run."""
+    """The senders of a run."""
 
-    def __init__(self, job: Job, slices: tuple[int, int], horizon: float, threads: int, asked: threading.Event) -> None:
+    def __init__(self, job: Job, slices: tuple[int, int], horizon: float, senders: int, asked: threading.Event) -> None:
         self._job = job
         self._asked = asked
         self._slices = slices
@@ -292,7 +295,7 @@ class _Crew:
         self._looked_at = 0.0
         self._due: float | None = None
         name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        self._workers = [Worker(job, f"{name}:{number}") for number in range(threads)]
+        self._workers = [Worker(job, f"{name}:{number}") for number in range(senders)]
         self._threads = [
             threading.Thread(target=self._loop, args=(worker,), name=f"sender-{number}", daemon=True)
             for number, worker in enumerate(self._workers)
@@ -303,6 +306,7 @@ class _Crew:
     def start(self) -> None:
         if self._asked.is_set():
             self._job.stop.set()
+        self._job.flight.open()
         for thread in (*self._threads, self._heart, self._ear):
             thread.start()
 
@@ -370,7 +374,10 @@ class _Crew:
     def join(self) -> None:
         """Wait until every thread has recorded its answer. A call ends by its time-out at the latest."""
         for thread in self._threads:
-            thread.join()
+            # Without an identity it was never started: the system had no more threads.
+            if thread.ident is not None:
+                thread.join()
+        self._job.flight.close()
         if self._job.adapter is not None:
             self._job.adapter.close()
 
@@ -382,6 +389,8 @@ class _Crew:
     def _loop(self, worker: Worker) -> None:
         try:
             while not self._job.stop.is_set() and worker.tally.halt is None:
+                if not worker.make_room():
+                    return
                 held = worker._safely(lambda connection: self._lease(connection, worker.owner))
                 if held is not None:
                     worker.work(held)
@@ -391,6 +400,7 @@ class _Crew:
             self._fault = self._fault or fault
             self._job.stop.set()
         finally:
+            worker.leave_room()
             worker.kept.give_back()
 
     def _listen(self) -> None:
@@ -437,6 +447,7 @@ class _Crew:
 
         That can also be a chunk in the hands of a worker who died: whoever launches again need not come a second time.
         """
+        worker.leave_room()
         worker.kept.give_back()
         with self._looking:
             if time.monotonic() - self._looked_at > _IDLE:

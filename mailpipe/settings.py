@@ -84,7 +84,7 @@ class Settings:
     """Recipients per second of a mailbox provider (MAILPIPE_PROVIDER_RATES), as `gmail=200,yahoo=50`: gmail, microsoft, yahoo,
     apple, other. A provider that is not named has no limit of its own."""
     threads: int | None = None
-    """Sender threads of one run (MAILPIPE_THREADS). Empty: enough to keep the pace at half a second a call."""
+    """Calls that one run makes at once (MAILPIPE_THREADS). Empty: enough to keep the pace at half a second a call."""
     shares: int = 1
     """Runs that share one due time (MAILPIPE_SHARES): more than one where Dagster starts runs on several machines. They share the
     pace too, so more of them are not faster on one machine."""

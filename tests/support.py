@@ -42,6 +42,10 @@ LEAD = 2.0
 STATES = ("pending", "sending", "sent", "failed", "skipped", "unknown")
 
 
+THREADS = 9
+"""Calls at once of a run; three to a sender, where they follow each other closely."""
+
+
 def opening(campaign_id: int) -> ledger.Opening:
     """How a run opens the calls of a campaign of the tests."""
     return ledger.opening(campaign_id, "news", consent=DEFAULT_CONSENT)
@@ -275,14 +279,14 @@ def make_world(database: Database, folder: Path, **options: Any) -> Iterator[Wor
         for name, text in TEMPLATE.items():
             (home / name).write_text(text.replace("Hello", template.capitalize()))
     settings = Settings(
-        home=folder / "home", var=folder / "var", allow_unsafe_durability=True, threads=4, marketing_share=1.0
+        home=folder / "home", var=folder / "var", allow_unsafe_durability=True, threads=THREADS, marketing_share=1.0
     )
     with database.connection() as connection:
         connection.execute(USERS)
     stand_in = StandIn(folder / "stand-in", **options)
     try:
         settings = replace(settings, ses_endpoint=stand_in.url)
-        ses = connect(settings, endpoint=stand_in.url, connections=8)
+        ses = connect(settings, endpoint=stand_in.url, connections=THREADS)
         yield World(database, settings, stand_in, ses)
         ses.close()
     finally:

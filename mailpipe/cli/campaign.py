@@ -270,7 +270,7 @@ def _show_plan(made: plan.Plan) -> None:
                 "required rate": None if made.required_rate is None else f"{made.required_rate:.1f} recipients/s",
                 "24 h quota": quota,
                 "sent in the last 24 h": None if made.sent_last_day is None else f"{made.sent_last_day:,.0f}",
-                "sender threads": made.threads,
+                "calls at once": made.threads,
                 "binding limit": made.binding,
             }
         )

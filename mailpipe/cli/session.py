@@ -85,5 +85,5 @@ def ses(config: Settings, *, connections: int = 1) -> Iterator[Ses]:
 
 
 def most_connections(config: Settings) -> int:
-    """Connections that a run can use at once: its sender threads and a few more. They are opened as they are needed."""
+    """Connections that a run can use at once: one for each call under way and a few more. They are opened as they are needed."""
     return (config.threads or plan.MAX_THREADS) + 3

@@ -2,7 +2,7 @@
 --
 -- The life of a campaign: `campaign` is created (draft), approved (its template frozen in `template_version`), and
 -- frozen into a `snapshot`: N immutable rows of `recipient`, cut into `chunk`s of up to 500. A sender leases a chunk,
--- opens up to 50 people (bits in `chunk.opened`, committed before the request leaves), calls SES, and records the answer:
+-- opens calls of up to 50 people (bits in `chunk.opened`, committed before the request leaves), calls SES, and records the answer:
 -- bits move to `chunk.finished`, one `call` row keeps the message ids, and only exceptions get an `outcome` row.
 -- The view `delivery` gives every recipient exactly one state. SES events set bits in `event_mask`.
 --
@@ -100,7 +100,7 @@ CREATE TABLE mailpipe.chunk (
     fence        integer NOT NULL DEFAULT 0,                   -- grows with each lease; an old holder can write nothing
     owner        text,
     leased_until timestamptz,
-    calls        integer NOT NULL DEFAULT 0,                   -- requests opened so far
+    calls        integer NOT NULL DEFAULT 0,                   -- the number of the last request opened
     opened       bit varying(1000) NOT NULL,                   -- bit seq - first_seq: in a call whose answer is not recorded
     finished     bit varying(1000) NOT NULL,                   -- bit seq - first_seq: has its final state
     sent         smallint NOT NULL DEFAULT 0,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from binascii import unhexlify
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from mailpipe.ledger.chunk import Answered, Lease
 from mailpipe.ses.answer import Kind, Result
@@ -24,84 +24,117 @@ _LETTERS = {Kind.SENT: "s", Kind.FAILED: "f", Kind.RETRY: "r", Kind.AGAIN: "a", 
 
 @lru_cache(maxsize=1000)
 def nothing_answered(size: int) -> dict[str, Any]:
-    """The parameters of a call that is opened without an answer to record."""
+    """The parameters of an opening without an answer to record."""
     zero = "0" * size
     return {
-        "no": None,
-        "took": 0.0,
+        "nos": None,
+        "took": None,
+        "positions": None,
+        "accepted": None,
+        "codes": None,
+        "message_ids": None,
+        "message_ids_text": None,
         "answered": zero,
         "final": zero,
         "sent": 0,
         "failed": 0,
         "unknown": 0,
-        "codes": None,
-        "message_ids": None,
-        "message_ids_text": None,
         "exceptions": None,
     }
 
 
-def record_parameters(held: Lease, answered: Answered) -> dict[str, Any]:
-    """The parameters of the statements that write an answer."""
+def record_parameters(held: Lease, answered: Sequence[Answered]) -> dict[str, Any]:
+    """The parameters of the statements that write answers."""
+    rows = [_row(one) for one in answered]
+    seqs = [seq for row in rows for seq in row.seqs]
+    back = {seq for row in rows for seq in row.back}
+    told = [one for row in rows for one in row.exceptions]
+    asked = held.mask(seqs)
+    return {
+        "nos": array(row.no for row in rows),
+        "took": array(row.took for row in rows),
+        "positions": array([asked] if len(rows) == 1 else [held.mask(row.seqs) for row in rows]),
+        "accepted": array(row.accepted for row in rows),
+        "codes": array(row.codes or "NULL" for row in rows),
+        "message_ids": [row.message_ids for row in rows],
+        "message_ids_text": [row.message_ids_text for row in rows],
+        "answered": asked,
+        "final": held.mask([seq for seq in seqs if seq not in back]) if back else asked,
+        "sent": sum(row.accepted for row in rows),
+        "failed": sum(row.failed for row in rows),
+        "unknown": sum(row.unknown for row in rows),
+        "exceptions": json.dumps(told) if told else None,
+    }
+
+
+class _Row(NamedTuple):
+    """What is written of one answered call: a row of `call`, whom it has left pending (`back`), and who is an exception."""
+
+    no: int
+    took: float
+    seqs: tuple[int, ...]
+    accepted: int
+    failed: int
+    unknown: int
+    codes: str | None
+    message_ids: bytes | None
+    message_ids_text: bytes | None
+    back: Sequence[int]
+    exceptions: Sequence[dict[str, Any]]
+
+
+def _row(answered: Answered) -> _Row:
     opened, seqs = answered.opened, answered.opened.seqs
     results = final_results(answered)
     kinds = [result.kind for result in results]
     # By places: nearly everybody was accepted, and this is done for each call.
     others = [i for i, kind in enumerate(kinds) if kind is not _SENT]
-    asked = final = held.mask(seqs)
     ids = [result.message_id or "" for result in results]
     codes = None
-    exceptions: list[tuple[int, Result]] = []
+    told: list[tuple[int, Result]] = []
     if others:
         letters = ["s"] * len(kinds)
         for i in others:
             letters[i] = _LETTERS[kinds[i]]
         codes = "".join(letters)
         ids = [one for one, kind in zip(ids, kinds, strict=True) if kind is _SENT]
-        if back := {i for i in others if kinds[i] in _PENDING}:
-            final = held.mask([seq for i, seq in enumerate(seqs) if i not in back])
-        exceptions = [(seqs[i], results[i]) for i in others if kinds[i] is not Kind.AGAIN]
+        told = [(seqs[i], results[i]) for i in others if kinds[i] is not Kind.AGAIN]
     if opened.attempts:
-        exceptions += [
+        told += [
             (seq, resent(result))
             for seq, result in zip(seqs, results, strict=True)
             if seq in opened.attempts and result.kind is _SENT
         ]
     packed, text = pack_message_ids(ids)
-    return {
-        "no": opened.no,
-        "took": answered.answer.seconds,
-        "answered": asked,
-        "final": final,
-        "sent": len(ids),
-        "failed": kinds.count(Kind.FAILED) if others else 0,
-        "unknown": kinds.count(Kind.UNKNOWN) if others else 0,
-        "codes": codes,
-        "message_ids": packed,
-        "message_ids_text": text,
-        "exceptions": exceptions_json(exceptions, answered.tries, opened.attempts),
-    }
-
-
-def exceptions_json(
-    told: Sequence[tuple[int, Result]], tries: Mapping[int, int], attempts: Mapping[int, int]
-) -> str | None:
-    """What becomes of people, as JSON: psycopg takes 14 µs to write a list, and it would be six of them."""
-    if not told:
-        return None
-    return json.dumps(
-        [
-            {
-                "seq": seq,
-                "state": result.kind,
-                "reason": result.reason,
-                "detail": result.detail,
-                "tries": tries.get(seq, 0) + (result.kind is Kind.RETRY),
-                "attempt": attempts.get(seq, 1),
-            }
-            for seq, result in told
-        ]
+    return _Row(
+        no=opened.no,
+        took=answered.answer.seconds,
+        seqs=seqs,
+        accepted=len(ids),
+        failed=kinds.count(Kind.FAILED) if others else 0,
+        unknown=kinds.count(Kind.UNKNOWN) if others else 0,
+        codes=codes,
+        message_ids=packed,
+        message_ids_text=None if text is None else text.encode(),
+        back=[seqs[i] for i in others if kinds[i] in _PENDING],
+        exceptions=exceptions(told, answered) if told else (),
     )
+
+
+def exceptions(told: Sequence[tuple[int, Result]], answered: Answered) -> Sequence[dict[str, Any]]:
+    """What becomes of people. It travels as JSON: psycopg takes 14 µs to write a list, and it would be six of them."""
+    tries, attempts = answered.tries, answered.opened.attempts
+    return [
+        {
+            "seq": seq,
+            "state": result.kind,
+            "reason": result.reason,
+            "detail": result.detail,
+            "tries": tries.get(seq, 0) + (result.kind is Kind.RETRY),
+            "attempt": attempts.get(seq, 1),
+        }
+        for seq, result in told
+    ]
 
 
 def final_results(answered: Answered) -> Sequence[Result]:
@@ -113,12 +146,16 @@ def final_results(answered: Answered) -> Sequence[Result]:
     return [_after(result, tries.get(seq, 0)) for seq, result in pairs]
 
 
-def cleared(answered: Answered) -> str | None:
+def cleared(answered: Sequence[Answered]) -> str | None:
     """Who was refused before and is sent now: nothing remains to be said about them. As PostgreSQL writes an array, or None."""
-    if not answered.tries:
+    if not any(one.tries for one in answered):
         return None
-    pairs = zip(answered.opened.seqs, answered.answer.results, strict=True)
-    return array([str(seq) for seq, result in pairs if result.kind is Kind.SENT and answered.tries.get(seq)])
+    return array(
+        seq
+        for one in answered
+        for seq, result in zip(one.opened.seqs, one.answer.results, strict=True)
+        if result.kind is Kind.SENT and one.tries.get(seq)
+    )
 
 
 def pack_message_ids(ids: Sequence[str]) -> tuple[bytes | None, str | None]:
@@ -159,6 +196,6 @@ def resent(result: Result) -> Result:
     return Result(result.kind, "resend")
 
 
-def array(names: Sequence[str]) -> str:
-    """Names of topics and scopes as PostgreSQL writes an array. A list would be written by psycopg for each call, in 14 µs."""
-    return "{" + ",".join(names) + "}"
+def array(items: Iterable[str | float]) -> str:
+    """Numbers, or texts that need no quotes, as PostgreSQL writes an array. psycopg takes 14 µs to write a list."""
+    return "{" + ",".join(map(str, items)) + "}"

@@ -3,6 +3,7 @@ workers that vanished. Waiting, calling and choosing whom to call next is `worke
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,12 +21,24 @@ from mailpipe.ses.answer import Answer, Kind, Result
 QUERIES = queries.beside(__file__)
 
 _NOT_MADE = Result(Kind.AGAIN, "not_made")
-_NUMBERS = ["campaign_id", "chunk_no", "fence", "first_seq", "size", "no", "sent", "failed", "unknown", "first", "last"]
+_NUMBERS = [
+    "campaign_id",
+    "chunk_no",
+    "fence",
+    "first_seq",
+    "size",
+    "calls",
+    "sent",
+    "failed",
+    "unknown",
+    "first",
+    "last",
+]
 _RANGE = ["first_slice", "last_slice", "low"]
 _TYPES: dict[str, type] = dict.fromkeys(_NUMBERS + _RANGE, int) | {
-    "took": float,
     "seconds": float,
-    "message_ids": bytes,
+    "message_ids": list,
+    "message_ids_text": list,
 }
 """Of the parameters of a lease, an opening and a record, those that are not text."""
 
@@ -96,31 +109,32 @@ def opening(campaign_id: int, topic: str, *, consent: str) -> Opening:
     )
 
 
-def open_call(
+def open_calls(
     connection: Connection,
     held: Lease,
-    chosen: Sequence[Addressee],
+    calls: Sequence[Sequence[Addressee]],
     *,
     opening: Opening,
     seconds: float,
-    answered: Answered | None = None,
-) -> Opened | None:
-    """Open a call for these people, in sending order; those suppressed or opted out by now are skipped instead. An answer to the
-    call before is recorded with it, unless somebody in it had been refused before (`record` then tidies up after them).
+    answered: Sequence[Answered] = (),
+) -> tuple[Opened, ...] | None:
+    """Open calls for these people, each in sending order; those suppressed or opted out by now are skipped instead. The answers to
+    calls before are recorded with it, unless somebody in one had been refused before (`record` then tidies up after them).
 
-    The commit of this is what allows the request. None: the lease was lost or the campaign stopped. No call may be made then, and
+    The commit of this is what allows the requests. None: the lease was lost or the campaign stopped. No call may be made then, and
     nothing is written, `answered` neither.
     """
-    assert answered is None or not answered.tries
-    seqs = [person.seq for person in chosen]
-    attempts = {person.seq: person.attempt for person in chosen if person.attempt > 1}
+    assert not any(one.tries for one in answered)
+    seqs = [person.seq for chosen in calls for person in chosen]
+    assert len(set(seqs)) == len(seqs), "somebody is in two calls"
     row = opening.statement.first(
         connection,
         {
             **held.key,
-            **(answers.nothing_answered(held.size) if answered is None else answers.record_parameters(held, answered)),
-            "first": seqs[0],
-            "last": seqs[-1],
+            **(answers.record_parameters(held, answered) if answered else answers.nothing_answered(held.size)),
+            "calls": len(calls),
+            "first": min(chosen[0].seq for chosen in calls),
+            "last": max(chosen[-1].seq for chosen in calls),
             "asked": held.mask(seqs),
             "seconds": seconds,
             "scopes": opening.scopes,
@@ -129,24 +143,34 @@ def open_call(
     )
     if row is None:
         return None
-    no, refused = int(row[0] or 0), (row[1] or b"{}")[1:-1]
-    if refused:
-        gone = set(map(int, refused.split(b",")))
-        seqs = [seq for seq in seqs if seq not in gone]
-        attempts = {seq: attempt for seq, attempt in attempts.items() if seq not in gone}
-    return Opened(no, tuple(seqs), attempts)
+    refused = (row[1] or b"{}")[1:-1]
+    gone = frozenset(map(int, refused.split(b","))) if refused else frozenset()
+    first = int(row[0] or 0) - len(calls) + 1
+    return tuple(_opened(first + i, chosen, gone) for i, chosen in enumerate(calls))
 
 
-def record(connection: Connection, held: Lease, answered: Answered) -> bool:
-    """Write what SES answered for each person of an opened call. Answers whether the chunk still belongs to the holder.
+def _opened(no: int, chosen: Sequence[Addressee], gone: frozenset[int]) -> Opened:
+    """A call for those of `chosen` who are not `gone`; without anybody it is none, and has no number."""
+    left = [person for person in chosen if person.seq not in gone] if gone else chosen
+    attempts = {person.seq: person.attempt for person in left if person.attempt > 1}
+    return Opened(no if left else 0, tuple([person.seq for person in left]), attempts)
+
+
+def record(connection: Connection, held: Lease, answered: Sequence[Answered]) -> bool:
+    """Write what SES answered for each person of opened calls. Answers whether the chunk still belongs to the holder.
 
     An answer is never dropped: when the sweeper has already called the people `unknown`, it replaces that.
     """
     parameters = {**held.key, **answers.record_parameters(held, answered), "cleared": answers.cleared(answered)}
     row = _prepared("record").first(connection, parameters)
-    if row is None:
-        _record_late(connection, answered, parameters)
-    return row is not None and row[0] == b"leased"
+    if row is not None:
+        return row[0] == b"leased"
+    if len(answered) > 1:
+        # What is true of one of them need not be true of the others.
+        holding = [record(connection, held, [one]) for one in answered]
+        return all(holding)
+    _record_late(connection, answered[0], parameters)
+    return False
 
 
 def retract(connection: Connection, held: Lease, opened: Opened) -> None:
@@ -157,7 +181,7 @@ def retract(connection: Connection, held: Lease, opened: Opened) -> None:
     call of another holder stays `unknown`.
     """
     if opened.no:
-        record(connection, held, Answered(opened, Answer((_NOT_MADE,) * len(opened.seqs))))
+        record(connection, held, [Answered(opened, Answer((_NOT_MADE,) * len(opened.seqs)))])
     else:
         connection.execute(QUERIES["retract"], {**held.key, "asked": held.mask(opened.seqs)})
 
@@ -228,7 +252,7 @@ def _record_late(connection: Connection, answered: Answered, parameters: dict[st
         (seq, answers.resent(result) if result.kind in (Kind.SENT, Kind.AGAIN) else result)
         for seq, result in zip(answered.opened.seqs, answers.final_results(answered), strict=True)
     ]
-    parameters["exceptions"] = answers.exceptions_json(pairs, answered.tries, answered.opened.attempts)
+    parameters["exceptions"] = json.dumps(answers.exceptions(pairs, answered))
     with connection.transaction():
         _lock_late(connection, parameters)
         if connection.execute(QUERIES["keep_call"], parameters).fetchone() is not None:

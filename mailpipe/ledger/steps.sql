@@ -38,12 +38,11 @@ WHERE campaign_id = :campaign_id AND seq BETWEEN :first_seq AND CAST(:first_seq 
   AND (tries > 0 OR attempt > 1);
 
 -- part: answered
--- Of the statements that write an answer, once `settled` has changed the chunk: the call, and who is an exception, also those
+-- Of the statements that write answers, once `settled` has changed the chunk: the calls, and who is an exception, also those
 -- `refused` at the opening.
 kept AS (
     INSERT INTO mailpipe.call (campaign_id, chunk_no, no, seconds, positions, accepted, codes, message_ids, message_ids_text)
-    SELECT :campaign_id, :chunk_no, :no, :took, CAST(:answered AS bit varying), :sent, :codes, :message_ids, :message_ids_text
-    FROM settled WHERE CAST(:no AS integer) IS NOT NULL
+    {{calls}} WHERE EXISTS (SELECT FROM settled)
 ),
 excepted AS (
     INSERT INTO mailpipe.outcome AS o (campaign_id, seq, chunk_no, state, reason, detail, tries, attempt)
@@ -57,9 +56,17 @@ excepted AS (
         tries = greatest(o.tries, excluded.tries), at = clock_timestamp()
 )
 
+-- part: calls
+-- The calls that were answered, as rows of `call`.
+SELECT :campaign_id, :chunk_no, told.no, told.seconds, CAST(told.positions AS bit varying), told.accepted, told.codes, told.message_ids,
+       convert_from(told.message_ids_text, 'UTF8')
+FROM unnest(CAST(:nos AS integer[]), CAST(:took AS real[]), CAST(:positions AS text[]), CAST(:accepted AS smallint[]),
+            CAST(:codes AS text[]), CAST(:message_ids AS bytea[]), CAST(:message_ids_text AS bytea[]))
+     AS told(no, seconds, positions, accepted, codes, message_ids, message_ids_text)
+
 -- name: open
--- Commit this before the request leaves. People suppressed or no longer opted in *now* are skipped, the others' bits are
--- set; the answer of the call before, if there is one, is written with it: one flush to disk instead of two. No row, and nothing
+-- Commit this before a request leaves. People suppressed or no longer opted in *now* are skipped, the others' bits are
+-- set; the answers of calls before, if there are any, are written with it: one flush to disk instead of two. No row, and nothing
 -- is written: the lease, the fence, the campaign's state or its template is no longer what it was, and no call may be made.
 WITH refused AS MATERIALIZED (
     SELECT person.seq, judged.refusal FROM {{recipients}} person
@@ -86,7 +93,7 @@ settled AS (
     SET opened = c.opened & ~ CAST(:answered AS bit varying) | CAST(:asked AS bit varying) & ~ m.refuse,
         finished = c.finished | CAST(:final AS bit varying) | m.refuse,
         sent = c.sent + :sent, failed = c.failed + :failed, unknown = c.unknown + :unknown, skipped = c.skipped + m.people,
-        calls = c.calls + CAST(m.people < bit_count(CAST(:asked AS bit varying)) AS integer),
+        calls = c.calls + CASE WHEN m.people < bit_count(CAST(:asked AS bit varying)) THEN CAST(:calls AS integer) ELSE 0 END,
         leased_until = clock_timestamp() + make_interval(secs => :seconds)
     FROM masks m
     WHERE c.campaign_id = :campaign_id AND c.chunk_no = :chunk_no
@@ -177,7 +184,7 @@ FROM totals t, campaign g WHERE c.campaign_id = :campaign_id AND c.chunk_no = :c
 
 -- name: keep_call
 INSERT INTO mailpipe.call (campaign_id, chunk_no, no, seconds, positions, accepted, codes, message_ids, message_ids_text)
-VALUES (:campaign_id, :chunk_no, :no, :took, CAST(:answered AS bit varying), :sent, :codes, :message_ids, :message_ids_text)
+{{calls}}
 ON CONFLICT (campaign_id, chunk_no, no) DO NOTHING RETURNING no;
 
 -- name: retract

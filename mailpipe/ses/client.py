@@ -192,7 +192,7 @@ class _Refused(ServiceError):
 
 
 def connect(settings: Settings, *, endpoint: str | None, connections: int) -> Ses:
-    """A client for `connections` sender threads. Nothing is sent yet.
+    """A client for so many calls at once. Nothing is sent yet.
 
     `endpoint` is where SES answers; None is AWS in the settings' region.
     """

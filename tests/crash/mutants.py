@@ -41,32 +41,35 @@ def no_fence_check() -> None:
 @_mutant
 def marked_after_the_call() -> None:
     """Nothing is opened before the call: the statement's answer is used, its writes come with the record."""
-    open_call, record = ledger.open_call, ledger.record
+    open_calls, record = ledger.open_calls, ledger.record
     asked: dict[tuple[int, ...], tuple[Sequence[Addressee], dict[str, Any]]] = {}
 
     def open_nothing(
         connection: Connection,
         held: Lease,
-        chosen: Sequence[Addressee],
+        calls: Sequence[Sequence[Addressee]],
         *,
-        answered: Answered | None = None,
+        answered: Sequence[Answered] = (),
         **named: Any,
-    ) -> Opened | None:
-        if answered is not None and not open_and_record(connection, held, answered):
+    ) -> tuple[Opened, ...] | None:
+        if answered and not open_and_record(connection, held, answered):
             return None
         with connection.transaction(force_rollback=True):
-            opened = open_call(connection, held, chosen, **named)
-        if opened is not None:
-            asked[opened.seqs] = (chosen, named)
+            opened = open_calls(connection, held, calls, **named)
+        for one, chosen in zip(opened or (), calls, strict=False):
+            asked[one.seqs] = (chosen, named)
         return opened
 
-    def open_and_record(connection: Connection, held: Lease, answered: Answered) -> bool:
-        chosen, named = asked[answered.opened.seqs]
-        with connection.transaction():
-            open_call(connection, held, chosen, **named)
-            return record(connection, held, answered)
+    def open_and_record(connection: Connection, held: Lease, answered: Sequence[Answered]) -> bool:
+        holding = True
+        for one in answered:
+            chosen, named = asked[one.opened.seqs]
+            with connection.transaction():
+                open_calls(connection, held, [chosen], **named)
+                holding = record(connection, held, [one]) and holding
+        return holding
 
-    ledger.open_call, ledger.record = open_nothing, open_and_record
+    ledger.open_calls, ledger.record = open_nothing, open_and_record
     steps.record = open_and_record
 
 

@@ -49,7 +49,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "people": (ledger, "people"),
     "take": (pace.Pace, "take"),
     "open": (Worker, "_open"),
-    "opening": (ledger, "open_call"),
+    "opening": (ledger, "open_calls"),
     "call": (Ses, "send"),
     "leave": (Ses, "_leaves"),
     "record": (ledger, "record"),

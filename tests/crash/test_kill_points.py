@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.crash.conftest import PEOPLE
-from tests.crash.harness import CALL, THREADS, Crash, Sender
+from tests.crash.harness import CALL, IN_WINDOWS, THREADS, Crash, Sender
 from tests.crash.program import Fault
 from tests.support import wait_for
 
@@ -45,34 +45,40 @@ def _name(fault: Fault) -> str:
     return f"{fault.when}-{fault.step}"
 
 
-@pytest.mark.parametrize("fault", KILLS, ids=_name)
-def test_killed_at_any_step_a_sender_doubles_and_loses_nobody(crash: Crash, fault: Fault) -> None:
+@pytest.mark.parametrize(
+    ("fault", "threads"),
+    [(fault, THREADS) for fault in KILLS]
+    + [(fault, IN_WINDOWS) for fault in KILLS if fault.step not in ("start", "settle", "finish", "release")],
+    ids=lambda value: _name(value) if isinstance(value, Fault) else str(value),
+)
+def test_killed_at_any_step_a_sender_doubles_and_loses_nobody(crash: Crash, fault: Fault, threads: int) -> None:
     key = crash.world.ready()
     if fault.step == "release":
         crash.refuse_last_calls(key)
-    crash.start(key, fault).wait_killed()
+    crash.start(key, fault, threads=threads).wait_killed()
     in_flight = crash.in_flight(key)
-    assert len(in_flight) <= THREADS * CALL
+    assert len(in_flight) <= threads * CALL
     assert in_flight or _name(fault) not in OPEN
     crash.complete(key, in_flight)
 
 
+@pytest.mark.parametrize("threads", [THREADS, IN_WINDOWS])
 @pytest.mark.parametrize("accepted", [False, True], ids=["not-yet-accepted", "already-accepted"])
-def test_killed_while_the_provider_works_on_its_calls(crash: Crash, accepted: bool) -> None:
+def test_killed_while_the_provider_works_on_its_calls(crash: Crash, accepted: bool, threads: int) -> None:
     """What the provider has accepted is unknown until its events tell; what it has not stays unknown."""
     key = crash.world.ready()
     crash.world.stand_in.add_faults(
         {"kind": "pause", "accept": True} if accepted else {"kind": "silence_before_accept"}
     )
-    sender = crash.start(key)
-    wait_for(lambda: len(crash.in_flight(key)) == THREADS * CALL, "every thread to be in a call")
+    sender = crash.start(key, threads=threads)
+    wait_for(lambda: len(crash.in_flight(key)) == threads * CALL, "every thread to be in a call")
     if accepted:
-        wait_for(lambda: len(crash.accepted(key)) == THREADS * CALL, "the provider to accept them")
+        wait_for(lambda: len(crash.accepted(key)) == threads * CALL, "the provider to accept them")
     sender.signal(signal.SIGKILL)
     sender.wait_killed()
     crash.world.stand_in.clear_faults()
     states = crash.complete(key, crash.in_flight(key))
-    assert states.get("unknown", 0) == (0 if accepted else THREADS * CALL)
+    assert states.get("unknown", 0) == (0 if accepted else threads * CALL)
 
 
 STALLS = [

@@ -64,8 +64,17 @@ class Table:
     def open(self, held: Lease, *seqs: int, seconds: float = 60) -> Opened | None:
         """Open a call for these people, or for everybody of the chunk."""
         wanted = seqs or tuple(range(held.first_seq, held.first_seq + held.size))
-        people = [Recipient(seq, str(seq), "unread", None, None, ()) for seq in wanted]
-        return ledger.open_call(self.connection, held, people, opening=opening(self.campaign_id), seconds=seconds)
+        opened = self.open_window(held, wanted, seconds=seconds)
+        return None if opened is None else opened[0]
+
+    def open_window(
+        self, held: Lease, *calls: Sequence[int], answered: Sequence[Answered] = (), seconds: float = 60
+    ) -> tuple[Opened, ...] | None:
+        """Open calls for these people by one commit, with the record of answers."""
+        people = [[Recipient(seq, str(seq), "unread", None, None, ()) for seq in seqs] for seqs in calls]
+        return ledger.open_calls(
+            self.connection, held, people, opening=opening(self.campaign_id), seconds=seconds, answered=answered
+        )
 
     def call(self, held: Lease, *seqs: int) -> Opened:
         opened = self.open(held, *seqs)
@@ -73,7 +82,7 @@ class Table:
         return opened
 
     def record(self, held: Lease, opened: Opened, said: Answer, tries: dict[int, int] | None = None) -> bool:
-        return ledger.record(self.connection, held, Answered(opened, said, tries or {}))
+        return ledger.record(self.connection, held, [Answered(opened, said, tries or {})])
 
     def expire(self) -> tuple[int, int]:
         """Let every lease of the campaign end now, and sweep."""

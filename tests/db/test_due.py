@@ -147,9 +147,9 @@ def test_nothing_is_leased_or_opened_in_a_window_that_has_closed(scene: World, c
     )
     opening = ledger.opening(scene.campaign(key).campaign_id, "marketing", consent=DEFAULT_CONSENT)
 
-    def call(held: ledger.Lease) -> ledger.Opened | None:
+    def call(held: ledger.Lease) -> tuple[ledger.Opened, ...] | None:
         people = ledger.people(connection, held)[:10]
-        return ledger.open_call(connection, held, people, opening=opening, seconds=30)
+        return ledger.open_calls(connection, held, [people], opening=opening, seconds=30)
 
     with scene.database.connection() as connection:
         campaign.start(connection, key, actor="ana")

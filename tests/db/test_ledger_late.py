@@ -75,7 +75,7 @@ class TestSweep:
             "UPDATE mailpipe.chunk SET leased_until = now() - interval '1 s' WHERE state = 'leased'"
         )
         with table.world.database.transaction() as writing:
-            ledger.record(writing, held, Answered(opened, answer(SENT, SENT)))
+            ledger.record(writing, held, [Answered(opened, answer(SENT, SENT))])
             assert ledger.expire_leases(table.connection, table.campaign_id) == (0, 0)
         assert table.row() == "ss"
 

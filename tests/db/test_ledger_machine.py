@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import hypothesis
@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 )
 
 from mailpipe import campaign, event, ledger
-from mailpipe.ledger import Lease, Opened, Unfit
+from mailpipe.ledger import Answered, Lease, Opened, Unfit
+from mailpipe.message import Recipient
 from mailpipe.ses.answer import Answer
 from tests.db.ledger_table import (
     AGAIN,
@@ -44,6 +45,15 @@ class Open:
     said: Answer | None = None
     missed: bool = False
 
+    @property
+    def over(self) -> bool:
+        return self.said is not None or self.missed
+
+    @property
+    def answered(self) -> Answered:
+        assert self.said is not None
+        return Answered(self.opened, self.said, self.tries)
+
 
 @dataclass
 class Hands:
@@ -51,7 +61,7 @@ class Hands:
 
     owner: str
     held: Lease | None = None
-    open: Open | None = None
+    open: list[Open] = field(default_factory=list)
 
 
 KINDS = st.sampled_from([SENT, SENT, SENT, AGAIN, AGAIN, FAILED, RETRY, UNKNOWN])
@@ -86,30 +96,91 @@ class Machine(RuleBasedStateMachine):
             worker.held = self.table.lease(worker.owner)
             assert worker.held is None or not self.paused
 
-    def open_call(self, who: int, number: int) -> None:
+    def choose(
+        self, worker: Hands, held: Lease, sizes: list[int], *, again: bool
+    ) -> tuple[list[Open], list[list[Recipient]]]:
+        """The answers that may be written with an opening, and the people of its calls; also (`again`) those whom such an answer
+        gives back."""
+        written = [call for call in worker.open if call.said is not None and not call.tries]
+        out = {seq for call in worker.open if call not in written or not again for seq in call.opened.seqs}
+        for call in written:
+            assert call.said is not None
+            results = zip(call.opened.seqs, call.said.results, strict=True)
+            out |= {seq for seq, result in results if result.kind not in (AGAIN, RETRY)}
+        left = self.table.people(replace(held, finished=self.finished(held)))
+        people = [person for person in left if person.seq not in out]
+        calls = [people[sum(sizes[:i]) : sum(sizes[: i + 1])] for i in range(len(sizes))]
+        return written, [call for call in calls if call]
+
+    def open_calls(self, who: int, sizes: list[int]) -> None:
+        """The answers that may be written with it are; calls without one stay open."""
         worker = self.workers[who]
-        if worker.held is None or worker.open is not None:
+        assert worker.held is not None
+        written, calls = self.choose(worker, worker.held, sizes, again=True)
+        if not calls:
             return
-        people = self.table.people(replace(worker.held, finished=self.finished(worker.held)))[:number]
-        if not people:
-            return
-        opened = ledger.open_call(
-            self.table.connection, worker.held, people, opening=opening(self.table.campaign_id), seconds=60
+        opened = ledger.open_calls(
+            self.table.connection,
+            worker.held,
+            calls,
+            opening=opening(self.table.campaign_id),
+            seconds=60,
+            answered=[call.answered for call in written],
         )
         if opened is None:
+            # What is open stays so; a worker writes the answers, and gives the chunk away.
+            self.ghosts += [call for call in worker.open if call.over]
+            worker.open = []
             worker.held = None
             return
         assert not self.paused
-        assert not self.refused & opened.people, "somebody who had said no was opened"
-        assert not [seq for seq in opened.seqs if self.has_it(seq)], "somebody who has the mail was opened again"
-        if opened.seqs:
-            tries = {person.seq: person.tries for person in people if person.seq in opened.people and person.tries}
-            worker.open = Open(worker.held, opened, tries)
+        worker.open = [call for call in worker.open if call not in written]
+        for one, asked in zip(opened, calls, strict=True):
+            assert not self.refused & one.people, "somebody who had said no was opened"
+            assert not [seq for seq in one.seqs if self.has_it(seq)], "somebody who has the mail was opened again"
+            assert one.people <= {person.seq for person in asked}
+            if one.seqs:
+                counted = {person.seq: person.tries for person in asked if person.seq in one.people and person.tries}
+                again = {
+                    seq: 1
+                    for call in written
+                    for seq, result in zip(call.opened.seqs, call.answered.answer.results, strict=True)
+                    if result.kind is RETRY and seq in one.people
+                }
+                worker.open.append(Open(worker.held, one, counted | again))
+
+    @rule(who=st.integers(0, 1), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3), done=st.booleans())
+    def lose_the_answer_to_an_opening(self, who: int, sizes: list[int], done: bool) -> None:
+        """Its worker does not know whether it was `done`: it takes all of it back, writes the answers, and gives the chunk away."""
+        worker = self.workers[who]
+        if worker.held is None:
+            return
+        written, calls = self.choose(worker, worker.held, sizes, again=False)
+        if not calls:
+            return
+        if done:
+            self.open_in_vain(worker.held, calls, written)
+        asked = tuple(person.seq for call in calls for person in call)
+        ledger.retract(self.table.connection, worker.held, Opened(0, asked))
+        self.write_the_answers(who, twice=False)
+        self.give_back(who)
+
+    def open_in_vain(self, held: Lease, calls: list[list[Recipient]], written: list[Open]) -> None:
+        ledger.open_calls(
+            self.table.connection,
+            held,
+            calls,
+            opening=opening(self.table.campaign_id),
+            seconds=60,
+            answered=[call.answered for call in written],
+        )
 
     def ask_the_provider(self, who: int, data: st.DataObject) -> None:
-        call = self.workers[who].open
-        if call is None or call.said is not None or call.missed:
+        """About one of the worker's open calls."""
+        waiting = [call for call in self.workers[who].open if not call.over]
+        if not waiting:
             return
+        call = data.draw(st.sampled_from(waiting))
         if data.draw(st.integers(0, 3)) == 0:
             call.missed = True
             return
@@ -123,30 +194,39 @@ class Machine(RuleBasedStateMachine):
             if kind is SENT or (kind is UNKNOWN and seq in taken):
                 self.accepted[seq, call.opened.attempts.get(seq, 1)] += 1
 
-    @rule(who=st.integers(0, 1), steps=st.integers(1, 9), number=st.integers(1, 8), data=st.data())
-    def work(self, who: int, steps: int, number: int, data: st.DataObject) -> None:
-        """The next steps of a worker: lease a chunk, open a call, ask the provider, write the answer, and again."""
+    @rule(
+        who=st.integers(0, 1),
+        steps=st.integers(1, 12),
+        sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+        data=st.data(),
+    )
+    def work(self, who: int, steps: int, sizes: list[int], data: st.DataObject) -> None:
+        """The next steps of a worker: lease a chunk, open calls, ask the provider, write the answers, and again."""
         for _ in range(steps):
             worker = self.workers[who]
-            if worker.open is None and worker.held is None:
+            if worker.held is None and not worker.open:
                 self.lease(who)
-            elif worker.open is None:
-                self.open_call(who, number)
-            elif worker.open.said is None and not worker.open.missed:
+            elif worker.held is not None and (not worker.open or data.draw(st.integers(0, 3)) == 0):
+                self.open_calls(who, sizes)
+            elif not all(call.over for call in worker.open):
                 self.ask_the_provider(who, data)
             else:
-                self.write_the_answer(who, twice=data.draw(st.booleans()))
+                self.write_the_answers(who, twice=data.draw(st.booleans()))
 
-    def write_the_answer(self, who: int, twice: bool) -> None:
+    def write_the_answers(self, who: int, twice: bool) -> None:
+        """Of all calls that are over, in one statement."""
         worker = self.workers[who]
-        if worker.open is None or (worker.open.said is None and not worker.open.missed):
-            return
+        over = [call for call in worker.open if call.over]
+        told = [call for call in over if call.said is not None]
         for _ in range(1 + twice):
-            if not self.write(worker.open):
+            if told and not ledger.record(self.table.connection, told[0].held, [call.answered for call in told]):
                 worker.held = None
+            for call in over:
+                if call.said is None:
+                    self.write(call)
         if twice:
-            self.ghosts.append(worker.open)
-        worker.open = None
+            self.ghosts += over
+        worker.open = [call for call in worker.open if not call.over]
 
     def write(self, call: Open) -> bool:
         """Write an answer, or take back a call that was never made. Answers whether the worker may go on with its chunk."""
@@ -165,22 +245,25 @@ class Machine(RuleBasedStateMachine):
     def take_back_a_call_in_doubt(self, who: int) -> None:
         """Its worker gives the chunk away after that."""
         worker = self.workers[who]
-        if worker.open is not None and worker.open.said is None:
-            ledger.retract(self.table.connection, worker.open.held, replace(worker.open.opened, no=0))
-            worker.open = None
+        doubtful = [call for call in worker.open if call.said is None]
+        for call in doubtful:
+            ledger.retract(self.table.connection, call.held, replace(call.opened, no=0))
+            worker.open.remove(call)
+        if doubtful:
+            self.write_the_answers(who, twice=False)
             self.give_back(who)
 
     @rule(who=st.integers(0, 1))
     def give_back(self, who: int) -> None:
         worker = self.workers[who]
-        if worker.held is not None and worker.open is None:
+        if worker.held is not None and not worker.open:
             ledger.release(self.table.connection, worker.held)
             worker.held = None
 
     @rule(who=st.integers(0, 1))
     def refuse(self, who: int) -> None:
         worker = self.workers[who]
-        if worker.held is None or worker.open is not None:
+        if worker.held is None or worker.open:
             return
         people = self.table.people(replace(worker.held, finished=self.finished(worker.held)))
         if people:
@@ -189,9 +272,8 @@ class Machine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 1))
     def die(self, who: int) -> None:
         worker = self.workers[who]
-        if worker.open is not None and (worker.open.said is not None or worker.open.missed):
-            self.ghosts.append(worker.open)
-        worker.held = worker.open = None
+        self.ghosts += [call for call in worker.open if call.over]
+        worker.held, worker.open = None, []
 
     @rule()
     def sweep(self) -> None:
@@ -215,7 +297,7 @@ class Machine(RuleBasedStateMachine):
         else:
             self.write_late(ghost)
         self.die(who)
-        self.work(who, 3, number, data)
+        self.work(who, 3, [number], data)
         self.die(who)
         self.sweep()
         self.write_late(ghost)
@@ -224,7 +306,7 @@ class Machine(RuleBasedStateMachine):
     def pause_for_a_while(self, who: int, data: st.DataObject) -> None:
         campaign.pause(self.table.connection, self.table.key, actor="test", reason="why not")
         self.paused = True
-        self.work(who, 3, 5, data)
+        self.work(who, 3, [5], data)
         campaign.resume(self.table.connection, self.table.key, actor="test")
         self.paused = False
 
@@ -279,13 +361,14 @@ class Machine(RuleBasedStateMachine):
             return
         self.table.expire()
         worker = self.workers[0]
-        worker.open = worker.held = None
+        worker.held, worker.open = None, []
         while (held := self.table.lease("honest")) is not None:
             people = self.table.people(held)
-            opened = ledger.open_call(
-                self.table.connection, held, people, opening=opening(self.table.campaign_id), seconds=60
+            window = ledger.open_calls(
+                self.table.connection, held, [people], opening=opening(self.table.campaign_id), seconds=60
             )
-            assert opened is not None
+            assert window is not None
+            (opened,) = window
             if opened.seqs:
                 self.accepted.update((seq, opened.attempts.get(seq, 1)) for seq in opened.seqs)
                 self.table.record(held, opened, answer(*[SENT] * len(opened.seqs), first=opened.seqs[0]))

@@ -22,8 +22,8 @@ def dies_in_a_call(scene: World, connection: Connection, key: str, *seqs: int) -
     held = ledger.lease(connection, campaign_id, (0, 99), owner="dead", seconds=60)
     assert held is not None
     people = [Recipient(seq, str(seq), "unread", None, None, ()) for seq in seqs]
-    opened = ledger.open_call(connection, held, people, opening=opening(campaign_id), seconds=60)
-    assert opened is not None and opened.seqs == seqs
+    opened = ledger.open_calls(connection, held, [people], opening=opening(campaign_id), seconds=60)
+    assert opened is not None and opened[0].seqs == seqs
     connection.execute(
         "UPDATE mailpipe.chunk SET leased_until = now() - interval '1 s' WHERE campaign_id = %s AND state = 'leased'",
         (campaign_id,),

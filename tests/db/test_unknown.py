@@ -240,11 +240,11 @@ class TestWho:
 
 def open_people(table: Table, held: Lease) -> Opened:
     """Open a call for everybody of the chunk who is left, as a worker does."""
-    opened = ledger.open_call(
-        table.connection, held, table.people(held), opening=opening(table.campaign_id), seconds=60
+    opened = ledger.open_calls(
+        table.connection, held, [table.people(held)], opening=opening(table.campaign_id), seconds=60
     )
     assert opened is not None
-    return opened
+    return opened[0]
 
 
 def order(table: Table, *seqs: int) -> None:

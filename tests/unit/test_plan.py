@@ -96,10 +96,24 @@ def test_nobody_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "threads"), [(None, 16), (1, 3), (14, 9), (100, 22), (600, 22), (2000, 22), (100_000, 64)]
+    ("rate", "threads", "together"),
+    [(None, 30, 5), (1, 3, 1), (14, 9, 1), (100, 22, 1), (600, 22, 1), (950, 22, 1), (1000, 32, 5), (100_000, 256, 5)],
 )
-def test_threads_follow_the_calls_per_second(rate: float | None, threads: int) -> None:
-    assert plan.threads(pace.Limits(None, rate, None)) == threads
+def test_threads_follow_the_calls_per_second(rate: float | None, threads: int, together: int) -> None:
+    limits = pace.Limits(None, rate, None)
+    assert plan.threads(limits) == threads
+    assert plan.together(limits, threads) == together
+
+
+def test_calls_of_one_recipient_are_opened_by_the_twenty() -> None:
+    limits = pace.Limits(None, 600, None, most=1)
+    assert (limits.call_size, plan.threads(limits)) == (1, 256)
+    assert plan.together(limits, 256) == 20
+
+
+@pytest.mark.parametrize(("threads", "together"), [(1, 1), (5, 1), (6, 2), (14, 4), (15, 5), (256, 5)])
+def test_there_are_three_senders_before_one_has_a_fourth_call(threads: int, together: int) -> None:
+    assert plan.together(pace.Limits(None, None, None), threads) == together
 
 
 @given(st.floats(0.1, 100_000), st.integers(1, 2_000_000))
