@@ -17,7 +17,7 @@ CALL_SECONDS = 0.5
 MIN_THREADS, MAX_THREADS = 2, 256
 UNLIMITED_THREADS = 30
 MAX_SENDERS = 64
-"""Each has a connection to the database, while it works a chunk."""
+"""Each has a connection to the database, while it works a chunk. Somebody who sets the number of threads has as many senders."""
 TOGETHER, TOGETHER_ALONE = 5, 20
 """Calls of a sender that are opened by one commit, and such with one recipient each, where they follow each other closely ..."""
 CLOSELY = 20.0

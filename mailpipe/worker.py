@@ -53,7 +53,8 @@ _OPEN_AHEAD = 0.2
 """Slots nearer than this are opened together with the record of the calls before, and nearer than this to the first of a window
 with that: one flush to disk for all of them."""
 _STRAGGLING = 1.0
-"""Seconds for which answers wait for those to the other calls of their window, to be recorded with them."""
+"""Seconds for which answers wait for those to the other calls of their window, to be recorded with them; and the longest rest
+while some are under way."""
 _LEAD = 0.05
 """Seconds that a call is opened before its slot, beside twice the time of a commit: with 20 ms a busy machine missed 2 % of the
 slots. A call waits them in its thread, of which there are enough."""
@@ -335,14 +336,14 @@ class Worker:
     def _land_the_rest(self, chunk: _Chunk) -> None:
         """Take in all that is under way; a fault in one takes nothing from the others."""
         if chunk.under_way:
-            landed = chunk.landing.take(1)
             try:
-                self._take_in_all(chunk, landed)
-                # Who has told us to stop may soon kill us: nothing that is known waits for the slowest call.
-                if chunk.under_way:
-                    self._record(chunk)
+                # Who has told us to stop may soon kill us: nothing that is known waits for a call.
+                self._record(chunk)
             finally:
-                self._land_the_rest(chunk)
+                try:
+                    self._take_in_all(chunk, chunk.landing.take(1))
+                finally:
+                    self._land_the_rest(chunk)
 
     def _take_in_all(self, chunk: _Chunk, landed: list[_Call]) -> bool:
         """False: SES was not reached. A fault in one of them leaves those behind it to be taken in later."""

@@ -100,7 +100,7 @@ CREATE TABLE mailpipe.chunk (
     fence        integer NOT NULL DEFAULT 0,                   -- grows with each lease; an old holder can write nothing
     owner        text,
     leased_until timestamptz,
-    calls        integer NOT NULL DEFAULT 0,                   -- the number of the last request opened
+    calls        integer NOT NULL DEFAULT 0,                   -- the last number given to a request
     opened       bit varying(1000) NOT NULL,                   -- bit seq - first_seq: in a call whose answer is not recorded
     finished     bit varying(1000) NOT NULL,                   -- bit seq - first_seq: has its final state
     sent         smallint NOT NULL DEFAULT 0,
