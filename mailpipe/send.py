@@ -30,6 +30,7 @@ from mailpipe.db.steps import Steps
 from mailpipe.errors import CampaignError, DatabaseUnavailable, ServiceError
 from mailpipe.experiment import decision
 from mailpipe.flight import Flight
+from mailpipe.job import Job, Letters
 from mailpipe.ledger import SliceCounts
 from mailpipe.links import Signer
 from mailpipe.schedule import launch, window
@@ -37,7 +38,7 @@ from mailpipe.schedule.launch import AHEAD
 from mailpipe.sendtime.spec import STEP
 from mailpipe.ses.client import Ses
 from mailpipe.settings import Settings
-from mailpipe.worker import Job, Letters, Tally, Worker
+from mailpipe.worker import Tally, Worker
 
 LOG = logging.getLogger("mailpipe.send")
 

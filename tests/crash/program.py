@@ -116,6 +116,7 @@ def main(task: Task) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     pace.rule.MAX_CALL = task.call_size
+    pace.rule.split.cache_clear()
     steps.STOP_PATIENCE = task.stop_patience
     if task.mutant is not None:
         (mutants.ALL | mutants.MESSAGES)[task.mutant]()

@@ -17,9 +17,9 @@ import pytest
 from mailpipe import campaign, event, ledger, reconcile
 from mailpipe.errors import CampaignError
 from mailpipe.feedback.ingest import ingest_lines
+from mailpipe.job import HOPELESS_CALLS
 from mailpipe.send import End, Outcome
 from mailpipe.ses.client import connect
-from mailpipe.worker import HOPELESS_CALLS
 from tests.support import THREADS, World, wait_for
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mailpipe.worker import HOPELESS_CALLS, Refusals
+from mailpipe.job import HOPELESS_CALLS, Refusals
 
 A_CALL, ANOTHER = (0, 1), (7, 3_501)
 
