@@ -345,25 +345,29 @@ def test_after_a_fault_the_known_answers_do_not_wait_for_a_slow_call(
 ) -> None:
     table = chunks(250)
     send, number, go_on, failed = Ses.send, itertools.count(), threading.Event(), threading.Event()
+    good = threading.Semaphore(0)
 
     def fail_or_wait(*given: Any, **named: Any) -> Any:
         which = next(number)
         answer = send(*given, **named)
         if which == 0:
             assert go_on.wait(30)
-        if which == 1:
+        elif which == 1:
             # Behind the good ones.
-            wait_for(lambda: len(world.journal(table.key)) == 250, "the other calls")
+            assert all(good.acquire(timeout=30) for _ in range(3))
             failed.set()
             raise ZeroDivisionError
+        else:
+            good.release()
         return answer
 
     monkeypatch.setattr(Ses, "send", fail_or_wait)
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(world.send, table.key)
         try:
+            wait_for(failed.is_set, "the fault")
             wait_for(lambda: world.progress(table.key).sent == 150, "the three known answers")
-            assert failed.is_set() and not run.done()
+            assert not run.done()
         finally:
             go_on.set()
         assert isinstance(run.exception(), ZeroDivisionError)
