@@ -22,6 +22,7 @@ import re
 from base64 import urlsafe_b64decode
 from binascii import Error as Base64Error
 from binascii import b2a_base64
+from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -85,12 +86,23 @@ class Signer:
 
         Raises ValueError when they cannot be told apart again, or when the token would be too long to use.
         """
-        if not user_id or not _topic(topic):
-            raise ValueError("a token needs a person and a topic of at most 32 of a-z, 0-9, _ and -")
-        head = self._head + _unpadded(f"{topic}:{user_id}".encode())
-        token = (head + b"." + _mac(self._sign, head)).decode()
-        if len(token) > MAX_TOKEN:
-            raise ValueError(f"the token of this person is longer than {MAX_TOKEN} characters")
+        return self.tokens(topic)(user_id)
+
+    def tokens(self, topic: str) -> Callable[[str], str]:
+        """`token` for one topic, for as many people as one likes. Raises ValueError for a topic that is none."""
+        if not _topic(topic):
+            raise ValueError("a token needs a topic of at most 32 of a-z, 0-9, _ and -")
+        about, head, key = f"{topic}:".encode(), self._head, self._sign
+
+        def token(user_id: str) -> str:
+            if not user_id:
+                raise ValueError("a token needs a person")
+            signed = head + _unpadded(about + user_id.encode())
+            made = (signed + b"." + _mac(key, signed)).decode()
+            if len(made) > MAX_TOKEN:
+                raise ValueError(f"the token of this person is longer than {MAX_TOKEN} characters")
+            return made
+
         return token
 
     def read(self, token: str) -> Person:
@@ -109,8 +121,13 @@ class Signer:
         return Person(user_id, topic)
 
     def url(self, user_id: str, topic: str) -> str:
-        """The link of a person, made of characters that need no escaping in HTML, in a header or in a URL."""
+        """The link of a person, made of characters that need no escaping in HTML, in a header, in JSON or in a URL."""
         return self._prefix + self.token(user_id, topic)
+
+    def urls(self, topic: str) -> Callable[[str], str]:
+        """`url` for one topic, for as many people as one likes. Raises ValueError for a topic that is none."""
+        token, prefix = self.tokens(topic), self._prefix
+        return lambda user_id: prefix + token(user_id)
 
     def headers(self, user_id: str, topic: str) -> list[tuple[str, str]]:
         """`List-Unsubscribe` (https first, then mailto if there is one), then `List-Unsubscribe-Post` (RFC
@@ -135,7 +152,7 @@ class Signer:
 
 def _unpadded(content: bytes) -> bytes:
     """base64url without padding (RFC 4648, section 5)."""
-    return b2a_base64(content, newline=False).translate(_URL_SAFE).rstrip(b"=")
+    return b2a_base64(content, newline=False).translate(_URL_SAFE, b"=")
 
 
 def _mac(key: hmac.HMAC, head: bytes) -> bytes:

@@ -92,8 +92,7 @@ class Letter:
         self.template = template
         self._asks_for_person = not template.variables.keys().isdisjoint(PERSON)
         self._filler = Filler(template, (*names, *PERSON) if self._asks_for_person else names)
-        self._signer = signer
-        self._topic = topic
+        self._url, self._header = signer.urls(topic), signer.header
         self._campaign = campaign
 
     def entry(self, recipient: Recipient) -> dict[str, Any]:
@@ -111,8 +110,8 @@ class Letter:
         except AddressError as error:
             raise Unfit(error.reason, "email") from None
         try:
-            url = self._signer.url(recipient.user_id, self._topic)
-            header = self._signer.header(url)
+            url = self._url(recipient.user_id)
+            header = self._header(url)
         except ValueError:
             raise Unfit("too_large", "unsubscribe link") from None
         values = recipient.values

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mailpipe import template as template_module
 from mailpipe.links import Person, Signer
 from mailpipe.message import Form, Letter, Recipient, Unfit
 from mailpipe.ses.request import bulk_request, check_bulk
-from mailpipe.template import Template, Variable
+from mailpipe.template import MissingVariable, Template, Variable
 
 signer = Signer("k1:a secret of the shop", "https://mail.example.com", "unsub@example.com")
 template = Template(
@@ -127,6 +128,38 @@ def test_every_entry_that_is_made_is_one_that_ses_takes(user_id: str, variables:
     made = make(anna._replace(user_id=user_id, values=tuple(variables.values())), tuple(variables))
     request = bulk_request(sender="Shop <news@example.com>", template_name="t", configuration_set="c", entries=[made])
     check_bulk(request, max_entries=50)
+
+
+ALIKE = st.sampled_from(
+    [0, 1, 1.0, True, False, "1", "True", "", " ", None, [], [1], ["1"], "<b>", 'say "x"\\n', "a\nb", "x" * 65]
+)
+
+
+@given(st.lists(st.tuples(ALIKE, ALIKE), min_size=1, max_size=20))
+def test_what_is_remembered_of_earlier_people_changes_nothing_for_later_ones(
+    people: list[tuple[object, object]],
+) -> None:
+    letter = Letter(template, ("first_name", "city"), signer, campaign="black-friday", topic="marketing")
+    for first_name, city in people:
+        person = anna._replace(values=(first_name, city))
+        try:
+            expected = template.data(
+                {"first_name": first_name, "city": city}, unsubscribe_url=signer.url("42", "marketing")
+            )
+        except MissingVariable as error:
+            with pytest.raises(Unfit, match=f"missing_variable: {error.name}"):
+                letter.fill(person)
+        else:
+            assert json.loads(letter.fill(person).data) == expected
+
+
+def test_only_so_many_values_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_module, "_MOST", 3)
+    letter = Letter(template, ("first_name", "city"), signer, campaign="black-friday", topic="marketing")
+    for city in [f"city {number}" for number in range(10)] * 2:
+        assert json.loads(letter.fill(anna._replace(values=("Anna", city))).data)["city"] == city
+    (known,) = [known for _, field, known in letter._filler._known if field.name == "city"]
+    assert 1 <= len(known) <= 3
 
 
 def test_an_entry_is_made_and_checked_in_microseconds() -> None:
