@@ -42,8 +42,9 @@ class Landing(Generic[T]):
 class Flight:
     """Room for `calls` at once, or a few less; a sender has up to `together` of them under way. Safe to share between threads.
 
-    Room is taken before a chunk is leased, when nobody knows how many calls that one has: as much as the chunk leased last needed.
-    So senders of large chunks have room for a window each, and those of small ones use all the room there is.
+    Room is taken before a chunk is leased, when nobody knows how many calls that one has: as much as the chunks before needed. So
+    senders of large chunks have room for a window each, and those of small ones use all the room there is. A large chunk counts at
+    once, a small one for one call less: where it was only the rest of a slice, a quarter of all large ones had room for one call.
     """
 
     def __init__(self, calls: int, together: int, stop: threading.Event) -> None:
@@ -83,8 +84,9 @@ class Flight:
     def keep(self, have: int, calls: int) -> int:
         """The room of a sender with room for `have` for a chunk of so many calls: what it needs of it, and more if that is free."""
         with self._freed:
-            self._usual = max(1, min(calls, self._together))
-            kept = min(self._usual, have + self._free)
+            needed = max(1, min(calls, self._together))
+            self._usual = max(needed, self._usual - 1)
+            kept = min(needed, have + self._free)
             self._change(have - kept)
             return kept
 

@@ -37,22 +37,35 @@ def test_a_sender_with_all_it_may_have_keeps_it() -> None:
     assert room.take(0, waiting=not_waiting) == 5, "its own five were not given away"
 
 
+def only_small_chunks(room: Flight) -> None:
+    """One after the other, until room for one call is usual."""
+    for usual in (5, 4, 3, 2):
+        assert room.take(0, waiting=not_waiting) == usual
+        room.give_back(room.keep(usual, 1))
+
+
 def test_small_chunks_use_all_the_room() -> None:
-    """Three senders have found chunks of one call: there is room for twelve more of that kind."""
     room = flight(15, 5)
-    for _ in range(3):
-        assert room.keep(room.take(0, waiting=not_waiting), 1) == 1
-    for _ in range(12):
+    only_small_chunks(room)
+    for _ in range(15):
         assert room.take(0, waiting=not_waiting) == 1
     with pytest.raises(AssertionError, match="there was room"):
         room.take(0, waiting=not_waiting)
 
 
+def test_a_small_chunk_among_large_ones_leaves_the_next_nearly_all_its_room() -> None:
+    room = flight(15, 5)
+    assert room.keep(room.take(0, waiting=not_waiting), 1) == 1
+    assert room.take(1, waiting=not_waiting) == 4
+    assert room.keep(4, 10) == 5, "what is free is added"
+    assert room.take(5, waiting=not_waiting) == 5
+
+
 def test_after_small_chunks_senders_come_to_their_full_room_again() -> None:
     """Who finds the first large chunk works it with what it has; then they wait for a whole part, and have it of those who end."""
     room = flight(15, 5)
-    assert room.keep(room.take(0, waiting=not_waiting), 1) == 1
-    for _ in range(14):
+    only_small_chunks(room)
+    for _ in range(15):
         assert room.take(0, waiting=not_waiting) == 1
     assert room.keep(1, 10) == 1
     waits = [threading.Event() for _ in range(15)]
