@@ -19,7 +19,7 @@ from functools import partial
 
 from benchmarks import classic, ground
 from benchmarks.ground import Ground, say
-from mailpipe import campaign, ledger, plan, report, send
+from mailpipe import campaign, interpreter, ledger, plan, report
 from mailpipe.db import Connection, Kept
 from mailpipe.demo import audience
 from mailpipe.demo.audience import Shares
@@ -174,14 +174,14 @@ def _loops(base: Ground, connection: Connection, key: str, recipients: int) -> t
     campaign.start(connection, key, actor="ana")
     provider = Provider()
     kept = Kept(base.database)
-    with send.collector_at_rest(), kept.use() as second:
+    with interpreter.collector_at_rest(), kept.use() as second:
         steps = _work(second, campaign_id, base.settings.consent, provider.answer)
         say("our claims and marks")
         ours = _metered(connection, steps, provider, recipients, lambda: report.progress(connection, key))
         counts = statistics.median(_looks(lambda: ledger.counts(connection, campaign_id)))
     kept.give_back()
     provider = Provider()
-    with send.collector_at_rest(), base.database.connection() as second:
+    with interpreter.collector_at_rest(), base.database.connection() as second:
         steps = classic.work(second, CLASSIC, 0, provider.answer)
         say("classic claims and marks")
         theirs = _metered(connection, steps, provider, recipients, lambda: classic.progress(connection, CLASSIC))

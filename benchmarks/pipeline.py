@@ -3,7 +3,8 @@
     python -m benchmarks.pipeline [--recipients N] [--quick]
 
 The pace is unlimited in effect (a slot is still taken for every call). The bare loop makes the calls that the send path made, with
-bodies made beforehand, the same client and as many threads; it runs before and after, because the machine's speed drifts.
+bodies made beforehand, the same client and as many threads, on one processor like those of the send path; it runs before and after,
+because the machine's speed drifts. `ratio_to_free_threads` compares with the same loop where the kernel places its threads.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from benchmarks import ground
 from benchmarks.ground import Ground, PeakMemory, say
-from mailpipe import campaign, ledger, message, send, settings
+from mailpipe import campaign, interpreter, ledger, message, send, settings
 from mailpipe.links import Signer
 from mailpipe.plan import UNLIMITED_THREADS
 from mailpipe.ses import request
@@ -57,26 +58,27 @@ def _measure(base: Ground, stand_in: StandIn, ses: Ses, recipients: int, threads
     calls = min(recipients, 100_000) // CALL // 2
     requests = _requests(base)
     say("bare calls")
-    before = _bare(ses, requests, calls, threads)
-    say(f"{before:,.0f}/s; the send path")
+    before = _bare(ses, requests, calls, threads), _bare(ses, requests, calls, threads, free=True)
+    say(f"{before[0]:,.0f}/s; the send path")
     with PeakMemory() as memory:
         outcome = send.run(base.database, base.settings, ses, "pipeline")
     say(f"{recipients / outcome.seconds:,.0f}/s; bare calls again")
-    after = _bare(ses, requests, calls, threads)
+    after = _bare(ses, requests, calls, threads), _bare(ses, requests, calls, threads, free=True)
     campaign_id = base.campaign_id("pipeline")
     with base.database.connection() as connection:
         counts = ledger.counts(connection, campaign_id)
     if outcome.end is not send.End.COMPLETE or counts.sent != recipients or stand_in.state()["throttled"]:
         raise SystemExit(f"the campaign is not complete: {outcome.text}; {counts}")
-    bare = statistics.mean((before, after))
+    bare, free = (statistics.mean(pair) for pair in zip(before, after, strict=True))
     rate = recipients / outcome.seconds
     return {
         "recipients": recipients,
         "ratio": round(rate / bare, 3),
         "recipients_per_second": round(rate),
         "bare_recipients_per_second": round(bare),
-        "bare_before": round(before),
-        "bare_after": round(after),
+        "bare_before": round(before[0]),
+        "bare_after": round(after[0]),
+        "ratio_to_free_threads": round(rate / free, 3),
         "threads": threads,
         "rss_mb": round(memory.mb),
     }
@@ -112,12 +114,14 @@ def _requests(base: Ground) -> list[dict[str, Any]]:
     ]
 
 
-def _bare(ses: Ses, requests: list[dict[str, Any]], calls: int, threads: int) -> float:
-    """Recipients per second of `calls` calls and nothing else."""
+def _bare(ses: Ses, requests: list[dict[str, Any]], calls: int, threads: int, *, free: bool = False) -> float:
+    """Recipients per second of `calls` calls and nothing else; `free`: wherever the kernel places the threads."""
+    processor = None if free else interpreter.choose_processor()
     todo = deque(requests[number % len(requests)] for number in range(calls))
     refused: list[object] = []
 
     def call() -> None:
+        interpreter.stay_on(processor)
         while True:
             try:
                 one = todo.popleft()

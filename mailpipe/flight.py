@@ -10,6 +10,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from mailpipe import interpreter
+
 T = TypeVar("T")
 
 _LOOK = 0.5
@@ -47,7 +49,9 @@ class Flight:
     once, a small one for one call less: where it was only the rest of a slice, a quarter of all large ones had room for one call.
     """
 
-    def __init__(self, calls: int, together: int, stop: threading.Event) -> None:
+    def __init__(self, calls: int, together: int, stop: threading.Event, *, processor: int | None = None) -> None:
+        """`processor` is where its threads stay (`interpreter`); None: wherever the kernel wants."""
+        self.processor = processor
         self._together = self._usual = together
         self._stop = stop
         self._free = calls - calls % together
@@ -117,5 +121,6 @@ class Flight:
             self._freed.notify(self._free // self._usual)
 
     def _work(self) -> None:
+        interpreter.stay_on(self.processor)
         while (call := self._calls.get()) is not None:
             call()

@@ -6,22 +6,20 @@ chunk is worked is told in `worker`.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 import psycopg
 
-from mailpipe import campaign, event, identity, ledger, pace, plan, settings
+from mailpipe import campaign, event, identity, interpreter, ledger, pace, plan, settings
 from mailpipe.adapters import MOST
 from mailpipe.adapters import connect as adapters
 from mailpipe.adapters.protocol import Adapter
@@ -51,8 +49,6 @@ ACCOUNT_EVERY = 60.0
 BEGIN_PATIENCE = 30.0
 """Seconds that a run waits for its database at the beginning. Later it waits until it is told to stop: it has work in its hands."""
 _IDLE = 0.25
-_GARBAGE = (50_000, 20, 20)
-"""When the collector looks for cycles: a call leaves none behind, and looking after every 700 objects took a tenth of the time."""
 
 
 class End(StrEnum):
@@ -135,7 +131,7 @@ def run(
         steps=steps,
         ses=ses,
         pace=shared,
-        flight=Flight(threads, plan.together(limits, threads), halted),
+        flight=_flight(config, limits, threads, halted),
         configuration_set=config.configuration_set,
         adapter=adapter,
         lease=config.lease,
@@ -163,7 +159,7 @@ def run(
         reporter.report(connection)
         tick(connection)
 
-    with collector_at_rest():
+    with interpreter.collector_at_rest():
         try:
             crew.start()
             crew.attend(look)
@@ -182,6 +178,13 @@ def run(
     crew.check()
     end, text = steps.run(lambda connection: _ending(connection, key, slices, interrupted=interrupted))
     return Outcome(end, text, crew.calls, crew.accepted, time.monotonic() - started)
+
+
+def _flight(config: Settings, limits: pace.Limits, threads: int, stop: threading.Event) -> Flight:
+    """Room and threads for the calls of a run. A few calls a second take no processor, wherever they are made."""
+    together = plan.together(limits, threads)
+    processor = interpreter.choose_processor() if config.one_processor and together > 1 else None
+    return Flight(threads, together, stop, processor=processor)
 
 
 def _begin(
@@ -233,27 +236,6 @@ def read_account(connection: Connection, config: Settings, ses: Ses | None) -> N
         if pace.state(connection).account_rate is None:
             raise
         LOG.warning("SES account limits could not be read; the last known ones stay in force")
-
-
-@contextmanager
-def collector_at_rest() -> Iterator[None]:
-    """Keep Python's garbage collector away from all that was imported and made before the run.
-
-    A full collection stops every thread; with boto3 loaded it took 60 to 190 ms every ten seconds, longer than a slot may
-    be late, and each one cost a slot or two. Where somebody has done so before, in the same process, it is left at that.
-    """
-    thresholds = gc.get_threshold()
-    ours = gc.get_freeze_count() == 0
-    if ours:
-        gc.collect()
-        gc.freeze()
-    gc.set_threshold(*_GARBAGE)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        if ours:
-            gc.unfreeze()
 
 
 class _Slices:
@@ -388,6 +370,7 @@ class _Crew:
             raise self._fault
 
     def _loop(self, worker: Worker) -> None:
+        interpreter.stay_on(self._job.flight.processor)
         try:
             while not self._job.stop.is_set() and worker.tally.halt is None:
                 if not worker.make_room():

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from mailpipe import db, identity, pace, send
+from mailpipe import db, identity, interpreter, pace, send
 from mailpipe.adapters import MOST
 from mailpipe.adapters import connect as adapters
 from mailpipe.adapters.protocol import Adapter
@@ -86,7 +86,7 @@ def run(
             )
             crews[name] = Crew(job, lambda: heart.owner)
         heart.crews = crews
-        stack.enter_context(send.collector_at_rest())
+        stack.enter_context(interpreter.collector_at_rest())
         beating = threading.Thread(target=heart.beat_on, name="heartbeat", daemon=True)
         beating.start()
         for crew in crews.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from mailpipe import campaign, ledger, worker
+from mailpipe import campaign, interpreter, ledger, worker
 from mailpipe.ledger import Opened
 from mailpipe.send import End
 from mailpipe.ses.client import Ses, connect
@@ -372,3 +373,30 @@ def test_after_a_fault_the_known_answers_do_not_wait_for_a_slow_call(
             go_on.set()
         assert isinstance(run.exception(), ZeroDivisionError)
     assert table.row().count("s") == 200 and table.row().count("o") == 50
+
+
+@pytest.mark.skipif(interpreter.choose_processor() is None, reason="needs Linux and two processors")
+@pytest.mark.parametrize("one", [True, False])
+def test_whoever_opens_and_makes_calls_stays_on_one_processor_unless_that_is_switched_off(
+    world: World, chunks: Chunks, monkeypatch: pytest.MonkeyPatch, one: bool
+) -> None:
+    world = replace(world, settings=replace(world.settings, one_processor=one))
+    table, seen, ours = chunks(250, 250), set[frozenset[int]](), os.sched_getaffinity(0)
+    send = Ses.send
+
+    def note(*_: Any) -> None:
+        seen.add(frozenset(os.sched_getaffinity(0)))
+
+    def noted(*given: Any, **named: Any) -> Any:
+        note()
+        return send(*given, **named)
+
+    monkeypatch.setattr(Ses, "send", noted)
+    after_opening(monkeypatch, note)
+    assert world.send(table.key).end is End.COMPLETE
+    if one:
+        (used,) = seen
+        assert len(used) == 1 and used < ours
+    else:
+        assert seen == {frozenset(ours)}
+    assert os.sched_getaffinity(0) == ours, "that of the caller is left alone"

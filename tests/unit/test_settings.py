@@ -106,10 +106,11 @@ def test_every_setting_is_read_from_the_variable_of_its_name(field: Field[object
         "history": "/srv/engagement",
         "ses_operation": "single",
         "allow_unsafe_durability": "1",
+        "one_processor": "0",
     }
     value = shares.get(field.name, "77")
     found = load({"MAILPIPE_SES_ENDPOINT": "http://127.0.0.1:1", f"MAILPIPE_{field.name.upper()}": value})
-    assert str(getattr(found, field.name)) in (value, "77.0", "True")
+    assert str(getattr(found, field.name)) in (value, "77.0", "True", "False")
     assert getattr(found, field.name) != field.default
 
 
@@ -128,6 +129,7 @@ def test_rates_of_providers_are_read_by_name() -> None:
         ("MAILPIPE_MARKETING_SHARE", "0", "above 0 and at most 1"),
         ("MAILPIPE_RESERVE_SHARE", "1", "above 0 and at most 0.9"),
         ("MAILPIPE_SES_OPERATION", "both", "bulk or single"),
+        ("MAILPIPE_ONE_PROCESSOR", "yes", "1 or 0"),
     ],
 )
 def test_shares_are_parts_and_operations_known(name: str, value: str, text: str) -> None:
