@@ -15,7 +15,7 @@ from mailpipe.db.steps import Steps
 from mailpipe.flight import Flight
 from mailpipe.ledger import Lease, Opening
 from mailpipe.links import Signer
-from mailpipe.message import Letter
+from mailpipe.message import Forms, Letter
 from mailpipe.ses.client import Ses
 from mailpipe.template import Template
 
@@ -95,6 +95,7 @@ class Job:
 
     campaign: Campaign
     letters: Letters
+    forms: Forms
     database: Database
     steps: Steps
     ses: Ses

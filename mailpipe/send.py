@@ -31,6 +31,7 @@ from mailpipe.flight import Flight
 from mailpipe.job import Job, Letters
 from mailpipe.ledger import SliceCounts
 from mailpipe.links import Signer
+from mailpipe.message import Forms
 from mailpipe.schedule import launch, window
 from mailpipe.schedule.launch import AHEAD
 from mailpipe.sendtime.spec import STEP
@@ -127,6 +128,7 @@ def run(
     job = Job(
         campaign=found,
         letters=Letters(Signer(settings.unsubscribe_keys(config), config.public_url, config.unsubscribe_mailto), found),
+        forms=Forms(found.key),
         database=database,
         steps=steps,
         ses=ses,

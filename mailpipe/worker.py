@@ -30,7 +30,7 @@ from mailpipe.errors import DatabaseUnavailable
 from mailpipe.flight import Landing
 from mailpipe.job import HOPELESS_CALLS, Job
 from mailpipe.ledger import Answered, Lease, Opened, Unfit
-from mailpipe.message import Filled, Form
+from mailpipe.message import Filled
 from mailpipe.ses import request, single
 from mailpipe.ses.answer import SPLIT_REASONS, Answer, Kind
 from mailpipe.ses.punctual import SlotMissed
@@ -79,12 +79,11 @@ _SEQ = attrgetter("seq")
 
 @dataclass(eq=False)
 class _Call:
-    """An opened call: for whom, in which slot, by which forms; and then what SES has answered, or why there is no answer."""
+    """An opened call: for whom, and in which slot; and then what SES has answered, or why there is no answer."""
 
     slot: pace.Slot
     opened: Opened
     chosen: Sequence[Filled]
-    forms: list[Form]
     answer: Answer | None = None
     fault: BaseException | None = None
 
@@ -125,8 +124,6 @@ class Worker:
     room: int = 0
     _open_seconds: float = 0.005
     _rest: float = _RECONNECT
-    _forms: list[list[Form]] = field(default_factory=list)
-    """Those of no call under way."""
 
     def __post_init__(self) -> None:
         self.kept = Kept(self.job.database)
@@ -208,7 +205,7 @@ class Worker:
         """Make an opened call, for those of the batch whom it is open for. Where there is room for others it is made elsewhere."""
         people = opened.people
         chosen = batch if len(people) == len(batch) else [one for one in batch if one.seq in people]
-        call = _Call(slot, opened, chosen, self._forms.pop() if self._forms else [])
+        call = _Call(slot, opened, chosen)
         if self.room > 1:
             self.job.flight.make(partial(self._make, chunk, call))
         else:
@@ -265,7 +262,6 @@ class Worker:
     def _take_in(self, chunk: _Chunk, call: _Call) -> bool:
         """What follows from a call that was made, or was not. False: SES was not reached."""
         answer = self._answer(call)
-        self._forms.append(call.forms)
         # Whom SES certainly did not take does not count for its day.
         handed = 0 if answer is None else len(call.chosen) - answer.count(Kind.AGAIN)
         self.job.pace.give_back(call.slot.call_size - handed)
@@ -402,13 +398,12 @@ class Worker:
     def _request(self, held: Lease, call: _Call) -> Answer:
         """Make a call within its slot; the database is not touched. Raises SlotMissed and RequestError: it was not made."""
         job, spec, slot = self.job, self.job.campaign.spec, call.slot
-        while len(call.forms) < len(call.chosen):
-            call.forms.append(Form(job.campaign.key))
-        # Written over for the next call.
-        entries = [form.write(one) for form, one in zip(call.forms, call.chosen, strict=False)]
+        forms = job.forms.take(len(call.chosen))
+        entries = [form.write(one) for form, one in zip(forms, call.chosen, strict=False)]
         if job.adapter is not None:
             template = job.letters.template(held)
             mails = [adapter_entry.mail(entry, template, spec) for entry in entries]
+            job.forms.give_back(forms)
             return job.adapter.send(mails, slot_at=slot.at, lateness=slot.lateness)
         made = request.bulk_request(
             sender=spec.sender,
@@ -418,9 +413,10 @@ class Worker:
             reply_to=spec.reply_to,
         )
         request.check_frame(made)
+        built = partial(job.forms.give_back, forms)
         if job.single:
-            return job.ses.send_single(single.single_request(made), at=slot.at, lateness=slot.lateness)
-        return job.ses.send(made, at=slot.at, lateness=slot.lateness)
+            return job.ses.send_single(single.single_request(made), at=slot.at, lateness=slot.lateness, built=built)
+        return job.ses.send(made, at=slot.at, lateness=slot.lateness, built=built)
 
     def _consider(self, chunk: _Chunk, answer: Answer, chosen: Sequence[Filled]) -> bool:
         """Who is tried again, and when: at once, in halves, or with the chunk's next lease. False: SES was not reached."""

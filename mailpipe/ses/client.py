@@ -57,20 +57,37 @@ class Ses:
         for operation in ("SendBulkEmail", "SendEmail"):
             sender.meta.events.register(f"before-send.sesv2.{operation}", self._leaves)
 
-    def send(self, request: dict[str, Any], *, at: float | None = None, lateness: float = 0.0) -> Answer:
+    def send(
+        self,
+        request: dict[str, Any],
+        *,
+        at: float | None = None,
+        lateness: float = 0.0,
+        built: Callable[[], None] | None = None,
+    ) -> Answer:
         """Make the call that `request.bulk_request` built and `request.check_bulk` (or `check_frame`) passed.
 
         `at` is when the request may leave (monotonic clock, seconds), at most `lateness` seconds later; None is
-        at once. Never raises for anything that SES or the network does; the answer says it.
+        at once. `built` is called once all of `request` is in the bytes that are sent, and may be written over.
+        Never raises for anything that SES or the network does; the answer says it.
 
         Raises:
             SlotMissed: the request was ready later than that, and certainly did not leave.
         """
         size = len(request["BulkEmailEntries"])
+        self._thread.built = built
         return self._make(lambda: of_response(self._sender.send_bulk_email(**request), size), size, at, lateness)
 
-    def send_single(self, request: dict[str, Any], *, at: float | None = None, lateness: float = 0.0) -> Answer:
+    def send_single(
+        self,
+        request: dict[str, Any],
+        *,
+        at: float | None = None,
+        lateness: float = 0.0,
+        built: Callable[[], None] | None = None,
+    ) -> Answer:
         """The same for the SendEmail request of one mail, as `single` builds it."""
+        self._thread.built = built
         return self._make(lambda: of_single_response(self._sender.send_email(**request)), 1, at, lateness)
 
     def _make(self, call: Callable[[], Answer], size: int, at: float | None, lateness: float) -> Answer:
@@ -173,6 +190,9 @@ class Ses:
 
     def _leaves(self, **_: object) -> None:
         # Built and signed, so that neither can make a request late: what is left is the socket.
+        built, self._thread.built = self._thread.built, None
+        if built is not None:
+            built()
         if self._thread.slot is not None:
             earliest, latest = self._thread.slot
             time.sleep(max(0.0, earliest - time.monotonic()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -400,3 +401,27 @@ def test_whoever_opens_and_makes_calls_stays_on_one_processor_unless_that_is_swi
     else:
         assert seen == {frozenset(ours)}
     assert os.sched_getaffinity(0) == ours, "that of the caller is left alone"
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads are interrupted all the time, also between the writing of a request and its building."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("restless")
+def test_everybody_gets_their_own_mail_though_calls_write_on_forms_of_others(world: World, chunks: Chunks) -> None:
+    table = chunks(500, 500, 500, 500)
+    assert world.send(table.key).end is End.COMPLETE
+    addresses = dict(
+        world.execute(
+            "SELECT r.seq, r.email FROM mailpipe.recipient r JOIN mailpipe.campaign g USING (campaign_id)"
+            " WHERE g.key = %(key)s",
+            {"key": table.key},
+        )
+    )
+    assert {line["seq"]: line["to"] for line in world.journal(table.key)} == addresses
+    assert world.keep_promises(table.key) == {"sent": 2000}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mailpipe import template as template_module
 from mailpipe.links import Person, Signer
-from mailpipe.message import Form, Letter, Recipient, Unfit
+from mailpipe.message import Form, Forms, Letter, Recipient, Unfit
 from mailpipe.ses.request import bulk_request, check_bulk
 from mailpipe.template import MissingVariable, Template, Variable
 
@@ -72,6 +72,17 @@ def test_a_form_that_is_written_again_holds_nothing_of_the_one_before() -> None:
     form = Form("black-friday")
     for person in (anna._replace(seq=8, user_id="43", email="b@example.com", attempt=2), anna, anna._replace(seq=9)):
         assert form.write(letter.fill(person)) == letter.entry(person)
+
+
+def test_forms_are_nobody_elses_until_they_are_given_back_and_the_last_ones_are_taken_first() -> None:
+    forms = Forms("black-friday")
+    first, second = forms.take(3), forms.take(2)
+    assert {*map(id, first)}.isdisjoint(map(id, second))
+    forms.give_back(first)
+    forms.give_back(second)
+    again = forms.take(3)
+    assert again is second and len(again) == 3, "it has grown"
+    assert forms.take(1) is first
 
 
 def test_columns_of_the_person_are_variables_only_where_they_are_declared() -> None:

@@ -2,6 +2,7 @@
 called.
 """
 
+import copy
 import json
 import os
 import shutil
@@ -33,7 +34,7 @@ ENTRY = {
     "ReplacementEmailContent": {"ReplacementTemplate": {"ReplacementTemplateData": "{}"}},
     "ReplacementHeaders": [],
 }
-REQUEST = {
+REQUEST: dict[str, Any] = {
     "FromEmailAddress": "news@example.com",
     "DefaultContent": {"Template": {"TemplateName": "t", "TemplateData": "{}"}},
     "BulkEmailEntries": [ENTRY, ENTRY],
@@ -394,6 +395,29 @@ def test_a_request_waits_for_its_slot_and_the_wait_is_no_answering_time(serve: C
     assert kinds(answer) == [Kind.SENT] * 2
     assert arrived[0] >= slot
     assert answer.seconds < 0.5
+
+
+def test_a_request_may_be_written_over_once_it_is_built(serve: Callable[..., Server]) -> None:
+    """It is told once, also when the slot is missed, and then whoever was written before is what leaves."""
+    server = serve(answering(200, ACCEPTED))
+    ses = client(server.url)
+    request = copy.deepcopy(REQUEST)
+    built = 0
+
+    def write_over() -> None:
+        nonlocal built
+        built += 1
+        for entry in request["BulkEmailEntries"]:
+            entry["Destination"]["ToAddresses"][0] = f"other{built}@example.com"
+        request["BulkEmailEntries"].clear()
+
+    assert kinds(ses.send(request, at=time.monotonic() + 0.1, lateness=5, built=write_over)) == [Kind.SENT] * 2
+    assert built == 1 and json.loads(server.requests[0].body) == REQUEST
+    assert kinds(ses.send(REQUEST)) == [Kind.SENT] * 2
+    assert built == 1, "the next call is not its business"
+    with pytest.raises(SlotMissed):
+        ses.send(copy.deepcopy(REQUEST), at=time.monotonic() - 1, lateness=0.02, built=write_over)
+    assert built == 2
 
 
 def test_a_slot_that_is_over_is_not_used(serve: Callable[..., Server]) -> None:
