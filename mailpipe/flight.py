@@ -10,7 +10,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from mailpipe import interpreter
+from mailpipe.interpreter import Processor
 
 T = TypeVar("T")
 
@@ -44,15 +44,15 @@ class Landing(Generic[T]):
 class Flight:
     """Room for `calls` at once, or a few less; a sender has up to `together` of them under way. Safe to share between threads.
 
-    Room is taken before a chunk is leased, when nobody knows how many calls that one has: as much as the chunks before needed. So
-    senders of large chunks have room for a window each, and those of small ones use all the room there is. A large chunk counts at
-    once, a small one for one call less: where it was only the rest of a slice, a quarter of all large ones had room for one call.
+    Room is taken before a chunk is leased, when nobody knows how many calls that one has: as much as the larger one of the two
+    before needed. So senders of large chunks have room for a window each, and those of small ones use all the room there is. Of
+    two, because a single small chunk is only the rest of a slice: after it, all who waited took room for one call.
     """
 
-    def __init__(self, calls: int, together: int, stop: threading.Event, *, processor: int | None = None) -> None:
-        """`processor` is where its threads stay (`interpreter`); None: wherever the kernel wants."""
-        self.processor = processor
-        self._together = self._usual = together
+    def __init__(self, calls: int, together: int, stop: threading.Event, *, processor: Processor | None = None) -> None:
+        """`processor` is where threads stay that open and make calls; None: wherever the kernel wants."""
+        self._processor = processor
+        self._together = self._usual = self._needed = together
         self._stop = stop
         self._free = calls - calls % together
         self._freed = threading.Condition()
@@ -63,8 +63,15 @@ class Flight:
             for number in range(self._free if together > 1 else 0)
         ]
 
+    def stay(self) -> None:
+        """Keep the calling thread where those are that make the calls."""
+        if self._processor is not None:
+            self._processor.stay()
+
     def open(self) -> None:
         """Start the threads. Senders with one call at a time need none."""
+        if self._processor is not None:
+            self._processor.take()
         for thread in self._threads:
             thread.start()
 
@@ -89,7 +96,7 @@ class Flight:
         """The room of a sender with room for `have` for a chunk of so many calls: what it needs of it, and more if that is free."""
         with self._freed:
             needed = max(1, min(calls, self._together))
-            self._usual = max(needed, self._usual - 1)
+            self._usual, self._needed = max(needed, self._needed), needed
             kept = min(needed, have + self._free)
             self._change(have - kept)
             return kept
@@ -110,6 +117,8 @@ class Flight:
             self._calls.put(None)
         for thread in started:
             thread.join()
+        if self._processor is not None:
+            self._processor.release()
 
     def _grant(self) -> int:
         self._free -= self._usual
@@ -121,6 +130,6 @@ class Flight:
             self._freed.notify(self._free // self._usual)
 
     def _work(self) -> None:
-        interpreter.stay_on(self.processor)
+        self.stay()
         while (call := self._calls.get()) is not None:
             call()

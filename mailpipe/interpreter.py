@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import random
+import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _GARBAGE = (50_000, 20, 20)
 """When the collector looks for cycles: a call leaves none behind, and looking after every 700 objects took a tenth of the time."""
+
+_NAME = "\0mailpipe-processor-"
 
 
 @contextmanager
@@ -33,21 +37,46 @@ def collector_at_rest() -> Iterator[None]:
             gc.unfreeze()
 
 
-def choose_processor() -> int | None:
-    """One of the processors that this process may use, by chance, because others choose too; None where nothing can be chosen.
+class Processor:
+    """A processor of this machine for the threads of one run, which no other run has. It is none (`number` is None) until one is
+    taken, and where others have all of them, where there is only one, and where nobody can say which one a thread works on.
 
     Only one thread at a time can run Python. Spread over several processors, threads hand it on from one to the other some twenty
     times a call, and find their data in the other's cache: that took a fifth more processor time for each call, and a fourth of
-    what a run can do. Other processes make way, as the kernel can choose where they work.
+    what a run can do. What need not stay makes way, as the kernel can choose where it works.
     """
-    if not hasattr(os, "sched_setaffinity"):
-        return None
-    allowed = sorted(os.sched_getaffinity(0))
-    return random.choice(allowed) if len(allowed) > 1 else None  # noqa: S311 - no secret
 
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._taken: socket.socket | None = None
 
-def stay_on(processor: int | None) -> None:
-    """Keep the calling thread there, and no other one. A processor that was taken from us meanwhile is no reason to fail."""
-    if processor is not None:
-        with suppress(OSError):
-            os.sched_setaffinity(0, {processor})
+    def take(self) -> None:
+        """Have one, if there is one."""
+        if sys.platform == "linux" and getattr(sys, "_is_gil_enabled", lambda: True)():
+            allowed = list(os.sched_getaffinity(0))
+            random.shuffle(allowed)
+            if len(allowed) > 1:
+                self.number = next(filter(self._is_ours, allowed), None)
+
+    def stay(self) -> None:
+        """Keep the calling thread there. A processor that was taken from us meanwhile is no reason to fail."""
+        if sys.platform == "linux" and self.number is not None:
+            with suppress(OSError):
+                os.sched_setaffinity(0, {self.number})
+
+    def release(self) -> None:
+        """Leave it to other runs."""
+        if self._taken is not None:
+            self._taken.close()
+        self.number = self._taken = None
+
+    def _is_ours(self, number: int) -> bool:
+        # A name that one process can have, and that the kernel takes back however that process ends; no file is left behind.
+        taken = socket.socket(socket.AF_UNIX)
+        try:
+            taken.bind(f"{_NAME}{number}")
+        except OSError:
+            taken.close()
+            return False
+        self._taken = taken
+        return True

@@ -19,7 +19,7 @@ from typing import Any
 
 import psycopg
 
-from mailpipe import campaign, event, identity, interpreter, ledger, pace, plan, settings
+from mailpipe import campaign, event, identity, ledger, pace, plan, settings
 from mailpipe.adapters import MOST
 from mailpipe.adapters import connect as adapters
 from mailpipe.adapters.protocol import Adapter
@@ -28,6 +28,7 @@ from mailpipe.db.steps import Steps
 from mailpipe.errors import CampaignError, DatabaseUnavailable, ServiceError
 from mailpipe.experiment import decision
 from mailpipe.flight import Flight
+from mailpipe.interpreter import Processor, collector_at_rest
 from mailpipe.job import Job, Letters
 from mailpipe.ledger import SliceCounts
 from mailpipe.links import Signer
@@ -161,7 +162,7 @@ def run(
         reporter.report(connection)
         tick(connection)
 
-    with interpreter.collector_at_rest():
+    with collector_at_rest():
         try:
             crew.start()
             crew.attend(look)
@@ -185,8 +186,7 @@ def run(
 def _flight(config: Settings, limits: pace.Limits, threads: int, stop: threading.Event) -> Flight:
     """Room and threads for the calls of a run. A few calls a second take no processor, wherever they are made."""
     together = plan.together(limits, threads)
-    processor = interpreter.choose_processor() if config.one_processor and together > 1 else None
-    return Flight(threads, together, stop, processor=processor)
+    return Flight(threads, together, stop, processor=Processor() if config.one_processor and together > 1 else None)
 
 
 def _begin(
@@ -372,7 +372,7 @@ class _Crew:
             raise self._fault
 
     def _loop(self, worker: Worker) -> None:
-        interpreter.stay_on(self._job.flight.processor)
+        self._job.flight.stay()
         try:
             while not self._job.stop.is_set() and worker.tally.halt is None:
                 if not worker.make_room():

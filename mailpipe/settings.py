@@ -86,8 +86,8 @@ class Settings:
     threads: int | None = None
     """Calls that one run makes at once (MAILPIPE_THREADS). Empty: enough to keep the pace at half a second a call."""
     one_processor: bool = True
-    """Whether all threads of a run that makes many calls stay on one processor, chosen by chance (MAILPIPE_ONE_PROCESSOR=0: not).
-    It takes a third more calls there; not, where that processor can be taken up by something that must stay on it too."""
+    """Whether the threads that open and make calls stay on one processor that no other run has, where calls are closer than 50 ms
+    (MAILPIPE_ONE_PROCESSOR=0: not). A run makes a third more calls there, unless something else must stay on it too."""
     shares: int = 1
     """Runs that share one due time (MAILPIPE_SHARES): more than one where Dagster starts runs on several machines. They share the
     pace too, so more of them are not faster on one machine."""

@@ -226,10 +226,10 @@ class _Remembered(dict[object, str]):
     """What becomes of a variable's values, for those that are worth remembering. Looked up without a call."""
 
     def __init__(self, field: _Field) -> None:
-        self._field = field
+        self.field = field
 
     def __missing__(self, value: object) -> str:
-        part = self._field.json(value)
+        part = self.field.json(value)
         # Nothing that is equal to another value and reads differently, as 1 and True are.
         if value is None or (type(value) is str and len(value) <= _SHORT):
             if len(self) >= _MOST:
@@ -247,20 +247,21 @@ class Filler:
     def __init__(self, template: Template, names: Sequence[str]) -> None:
         places = {name: place for place, name in enumerate(names)}
         fields = template._fields
-        self._known = [(places[field.name], field, _Remembered(field)) for field in fields if field.name in places]
+        self._known = [(places[field.name], _Remembered(field)) for field in fields if field.name in places]
         absent = [field for field in fields if field.name not in places]
         self._missing = [field.name for field in absent if field.default is None]
         self._end = "".join(field.json(None) for field in absent if field.default is not None) + "}"
 
     def json(self, values: Sequence[object], *, unsubscribe_url: str) -> str:
-        """The same as `Template.data`, and with the same errors; `values` stand in the order of the names, of which a later one
-        wins over an earlier one that is the same. `unsubscribe_url` is one that `links.Signer` made, which nothing escapes."""
+        """The same as `Template.data`; `values` stand in the order of the names, of which a later one wins over an earlier one
+        that is the same. `unsubscribe_url` is one that `links.Signer` made, which nothing escapes. Raises MissingVariable: of
+        several that are missing, first one that nobody brings."""
         if self._missing:
             raise MissingVariable(self._missing[0])
         try:
-            parts = [known[values[place]] for place, _, known in self._known]
+            parts = [known[values[place]] for place, known in self._known]
         except TypeError:  # a list, or an object
-            parts = [field.json(values[place]) for place, field, _ in self._known]
+            parts = [known.field.json(values[place]) for place, known in self._known]
         return f'{{"{UNSUBSCRIBE}":"{unsubscribe_url}"{"".join(parts)}{self._end}'
 
 

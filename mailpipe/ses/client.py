@@ -68,15 +68,14 @@ class Ses:
         """Make the call that `request.bulk_request` built and `request.check_bulk` (or `check_frame`) passed.
 
         `at` is when the request may leave (monotonic clock, seconds), at most `lateness` seconds later; None is
-        at once. `built` is called once all of `request` is in the bytes that are sent, and may be written over.
-        Never raises for anything that SES or the network does; the answer says it.
+        at once. `built` is called when all of `request` is in the bytes that are sent, and may be written over: once,
+        or not at all if it could not be built. Never raises for anything that SES or the network does; the answer says it.
 
         Raises:
             SlotMissed: the request was ready later than that, and certainly did not leave.
         """
         size = len(request["BulkEmailEntries"])
-        self._thread.built = built
-        return self._make(lambda: of_response(self._sender.send_bulk_email(**request), size), size, at, lateness)
+        return self._make(lambda: of_response(self._sender.send_bulk_email(**request), size), size, at, lateness, built)
 
     def send_single(
         self,
@@ -87,10 +86,17 @@ class Ses:
         built: Callable[[], None] | None = None,
     ) -> Answer:
         """The same for the SendEmail request of one mail, as `single` builds it."""
-        self._thread.built = built
-        return self._make(lambda: of_single_response(self._sender.send_email(**request)), 1, at, lateness)
+        return self._make(lambda: of_single_response(self._sender.send_email(**request)), 1, at, lateness, built)
 
-    def _make(self, call: Callable[[], Answer], size: int, at: float | None, lateness: float) -> Answer:
+    def _make(
+        self,
+        call: Callable[[], Answer],
+        size: int,
+        at: float | None,
+        lateness: float,
+        built: Callable[[], None] | None,
+    ) -> Answer:
+        self._thread.built = built
         self._thread.left = False
         self._thread.slot = None if at is None else (at, at + lateness)
         self._thread.since = time.monotonic()
@@ -104,6 +110,7 @@ class Ses:
                 raise SlotMissed from None
             answer = of_exception(error, size, left=self._thread.left)
         finally:
+            self._thread.built = None
             punctual.expect(None)
         return replace(answer, seconds=time.monotonic() - self._thread.since)
 

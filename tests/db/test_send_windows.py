@@ -18,6 +18,7 @@ import pytest
 
 from mailpipe import campaign, interpreter, ledger, worker
 from mailpipe.ledger import Opened
+from mailpipe.message import Forms
 from mailpipe.send import End
 from mailpipe.ses.client import Ses, connect
 from tests.db.ledger_table import Table
@@ -376,12 +377,15 @@ def test_after_a_fault_the_known_answers_do_not_wait_for_a_slow_call(
     assert table.row().count("s") == 200 and table.row().count("o") == 50
 
 
-@pytest.mark.skipif(interpreter.choose_processor() is None, reason="needs Linux and two processors")
-@pytest.mark.parametrize("one", [True, False])
-def test_whoever_opens_and_makes_calls_stays_on_one_processor_unless_that_is_switched_off(
-    world: World, chunks: Chunks, monkeypatch: pytest.MonkeyPatch, one: bool
+@pytest.mark.skipif(
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two processors"
+)
+@pytest.mark.parametrize(("one", "threads"), [(True, THREADS), (False, THREADS), (True, 3)])
+def test_whoever_opens_and_makes_calls_stays_on_one_processor_unless_that_is_switched_off_or_they_are_few(
+    world: World, chunks: Chunks, monkeypatch: pytest.MonkeyPatch, one: bool, threads: int
 ) -> None:
-    world = replace(world, settings=replace(world.settings, one_processor=one))
+    monkeypatch.setattr(interpreter, "_NAME", f"\0mailpipe-test-{os.getpid()}-")  # no other run has taken it
+    world = replace(world, settings=replace(world.settings, one_processor=one, threads=threads))
     table, seen, ours = chunks(250, 250), set[frozenset[int]](), os.sched_getaffinity(0)
     send = Ses.send
 
@@ -395,7 +399,7 @@ def test_whoever_opens_and_makes_calls_stays_on_one_processor_unless_that_is_swi
     monkeypatch.setattr(Ses, "send", noted)
     after_opening(monkeypatch, note)
     assert world.send(table.key).end is End.COMPLETE
-    if one:
+    if one and threads == THREADS:
         (used,) = seen
         assert len(used) == 1 and used < ours
     else:
@@ -413,8 +417,17 @@ def restless() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restless")
-def test_everybody_gets_their_own_mail_though_calls_write_on_forms_of_others(world: World, chunks: Chunks) -> None:
-    table = chunks(500, 500, 500, 500)
+def test_everybody_gets_their_own_mail_though_calls_write_on_forms_of_others(
+    world: World, chunks: Chunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, sets = chunks(500, 500, 500, 500), set[Forms]()
+    take = Forms.take
+
+    def noted(forms: Forms, people: int) -> Any:
+        sets.add(forms)
+        return take(forms, people)
+
+    monkeypatch.setattr(Forms, "take", noted)
     assert world.send(table.key).end is End.COMPLETE
     addresses = dict(
         world.execute(
@@ -424,4 +437,6 @@ def test_everybody_gets_their_own_mail_though_calls_write_on_forms_of_others(wor
         )
     )
     assert {line["seq"]: line["to"] for line in world.journal(table.key)} == addresses
+    [shared] = sets
+    assert 1 <= len(shared._free) <= THREADS, "all came back"
     assert world.keep_promises(table.key) == {"sent": 2000}

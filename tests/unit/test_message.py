@@ -169,7 +169,7 @@ def test_only_so_many_values_are_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     letter = Letter(template, ("first_name", "city"), signer, campaign="black-friday", topic="marketing")
     for city in [f"city {number}" for number in range(10)] * 2:
         assert json.loads(letter.fill(anna._replace(values=("Anna", city))).data)["city"] == city
-    (known,) = [known for _, field, known in letter._filler._known if field.name == "city"]
+    (known,) = [known for _, known in letter._filler._known if known.field.name == "city"]
     assert 1 <= len(known) <= 3
 
 

@@ -420,6 +420,24 @@ def test_a_request_may_be_written_over_once_it_is_built(serve: Callable[..., Ser
     assert built == 2
 
 
+def test_what_is_to_be_done_once_a_request_is_built_is_done_for_a_single_mail_too_and_never_for_another(
+    serve: Callable[..., Server],
+) -> None:
+    ses, told = client(serve(answering(200, {"MessageId": ID})).url), list[str]()
+    mail = {"FromEmailAddress": "news@example.com", "Content": {"Simple": {"Subject": {"Data": "x"}}}}
+    assert kinds(ses.send_single(mail, built=lambda: told.append("single"))) == [Kind.SENT]
+    assert told == ["single"]
+
+    def refuse(**_: object) -> None:
+        raise ZeroDivisionError
+
+    ses._sender.meta.events.register_first("request-created.sesv2.SendEmail", refuse)
+    ses.send_single(mail, built=lambda: told.append("never built"))
+    ses._sender.meta.events.unregister("request-created.sesv2.SendEmail", refuse)
+    assert kinds(ses.send_single(mail)) == [Kind.SENT]
+    assert told == ["single"]
+
+
 def test_a_slot_that_is_over_is_not_used(serve: Callable[..., Server]) -> None:
     server = serve(answering(200, ACCEPTED))
     ses = client(server.url)
