@@ -56,7 +56,7 @@ class Processor:
             allowed = list(os.sched_getaffinity(0))
             random.shuffle(allowed)
             if len(allowed) > 1:
-                self.number = next(filter(self._is_ours, allowed), None)
+                self.number = next(filter(self._claim, allowed), None)
 
     def stay(self) -> None:
         """Keep the calling thread there. A processor that was taken from us meanwhile is no reason to fail."""
@@ -70,7 +70,7 @@ class Processor:
             self._taken.close()
         self.number = self._taken = None
 
-    def _is_ours(self, number: int) -> bool:
+    def _claim(self, number: int) -> bool:
         # A name that one process can have, and that the kernel takes back however that process ends; no file is left behind.
         taken = socket.socket(socket.AF_UNIX)
         try:
